@@ -1,0 +1,21 @@
+"""What several methods share: checks, global-batch statistics, the module base, losses, clustering, neighbours."""
+
+from typing import TYPE_CHECKING
+
+from .._lazy import attach
+
+if TYPE_CHECKING:
+    from .batches import GroupBatch as GroupBatch
+    from .batches import IndexedBatch as IndexedBatch
+    from .batches import MultiViewBatch as MultiViewBatch
+    from .batches import SoftLabelBatch as SoftLabelBatch
+    from .batches import TwoViewBatch as TwoViewBatch
+    from .callbacks import FiniteGuard as FiniteGuard
+    from .callbacks import LossPenalty as LossPenalty
+    from .callbacks import SeedEveryEpoch as SeedEveryEpoch
+    from .hooks import capture_outputs as capture_outputs
+    from .module import Classifier as Classifier
+    from .module import MethodModule as MethodModule
+    from .module import feature_dim as feature_dim
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,0 +1,96 @@
+"""What a data loader yields when ``(x, y)`` does not suffice.
+
+Modules read the fields by name, so any object with these attributes will do. Conventions: ``index`` is the row of the
+(modified) training set and -1 in evaluation; a label or target of -1 is unknown.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "GroupBatch",
+    "IndexedBatch",
+    "MultiViewBatch",
+    "SoftLabelBatch",
+    "TwoViewBatch",
+]
+
+
+class IndexedBatch(NamedTuple):
+    """Samples with their row in the training set.
+
+    Attributes:
+        x: inputs, [B, ...].
+        y: targets, [B].
+        index: row of the training set, int64 [B]; -1 in evaluation.
+    """
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+
+
+class GroupBatch(NamedTuple):
+    """Samples with an attribute besides the label.
+
+    Attributes:
+        x: inputs, [B, ...].
+        y: targets, [B].
+        group: int64 [B] (a group index), or float [B, s] (sensitive columns).
+    """
+
+    x: Tensor
+    y: Tensor
+    group: Tensor
+
+
+class SoftLabelBatch(NamedTuple):
+    """Samples with a stored soft label.
+
+    Attributes:
+        x: inputs, [B, ...].
+        soft_labels: logits or probabilities of a teacher, float [B, C].
+        target: hard labels, int64 [B].
+    """
+
+    x: Tensor
+    soft_labels: Tensor
+    target: Tensor
+
+
+class TwoViewBatch(NamedTuple):
+    """Two augmented draws of every image.
+
+    Attributes:
+        view1: float [B, C, H, W].
+        view2: float [B, C, H, W].
+        label: int64 [B], -1 where unknown.
+        index: int64 [B], row of the training set, -1 where unknown.
+    """
+
+    view1: Tensor
+    view2: Tensor
+    label: Tensor
+    index: Tensor = torch.tensor(-1)
+
+
+class MultiViewBatch(NamedTuple):
+    """A clean, a weakly and a strongly augmented draw of every image.
+
+    Attributes:
+        clean: float [B, C, H, W].
+        weak: float [B, C, H, W].
+        strong: float [B, C, H, W].
+        target: int64 [B], -1 where unknown; never used in unsupervised training.
+        index: int64 [B], row of the training set, -1 where unknown.
+    """
+
+    clean: Tensor
+    weak: Tensor
+    strong: Tensor
+    target: Tensor
+    index: Tensor
