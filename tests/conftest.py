@@ -12,8 +12,10 @@ import jaxtyping
 import pytest
 import torch
 
+import tests.typechecker  # noqa: F401 - the import hook finds it by name
+
 # Every function annotated with shapes is checked on every call, in this process.
-jaxtyping.install_import_hook(["lightning_methods"], "beartype.beartype")
+jaxtyping.install_import_hook(["lightning_methods"], "tests.typechecker.typechecker")
 
 torch.set_num_threads(1)
 
