@@ -11,12 +11,23 @@ from torch import Tensor
 
 from .checks import check_choice, check_range, check_shape
 
-__all__ = ["at_least_float32", "logit_adjusted_cross_entropy", "soft_target_cross_entropy", "softmax_kl"]
+__all__ = [
+    "at_least_float32",
+    "float64_if_possible",
+    "logit_adjusted_cross_entropy",
+    "soft_target_cross_entropy",
+    "softmax_kl",
+]
 
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Half precision to float32; float32 and float64 as they are."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def float64_if_possible(x: Tensor) -> Tensor:
+    """Double precision, for spectra and inverse roots; float32 on devices that have no float64 (Apple's)."""
+    return x.float() if x.device.type == "mps" else x.double()
 
 
 def _reduce(values: Tensor, reduction: str) -> Tensor:
