@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from .callbacks import FiniteGuard as FiniteGuard
     from .callbacks import LossPenalty as LossPenalty
     from .callbacks import SeedEveryEpoch as SeedEveryEpoch
+    from .checkpoints import load_network as load_network
+    from .checkpoints import load_submodule as load_submodule
+    from .clustering import kmeans as kmeans
     from .hooks import capture_outputs as capture_outputs
+    from .manual import ManualOptimization as ManualOptimization
     from .module import Classifier as Classifier
     from .module import MethodModule as MethodModule
     from .module import feature_dim as feature_dim
