@@ -392,7 +392,7 @@ class BaseDataModule(LightningDataModule):
     the uninterrupted one would have seen, with any number of workers.
 
     Subclasses implement :meth:`load_split` and, where it applies, :meth:`fetch`, :meth:`fit_transforms`,
-    :meth:`default_train_transform` and :meth:`default_eval_transform`.
+    :meth:`fit_pixels`, :meth:`default_train_transform` and :meth:`default_eval_transform`.
 
     Args:
         root: folder of the data.
@@ -483,6 +483,7 @@ class BaseDataModule(LightningDataModule):
         self.sampler = sampler
         self.drop_last = drop_last
         self.persistent_workers = persistent_workers
+        self._parts: dict[str, ArrayDataset] = {}  # while setup runs
         self._train_set: ArrayDataset | None = None  # modified, before set_train_indices
         self._eval_sets: dict[str, ArrayDataset] = {}
         self._train_indices: Tensor | None = None
@@ -504,7 +505,13 @@ class BaseDataModule(LightningDataModule):
         raise NotImplementedError(f"{type(self).__name__} must implement load_split.")
 
     def fit_transforms(self, train: ArrayDataset) -> None:
-        """Measure what the transforms need (means, categories) on the training samples.
+        """Measure what the preparation needs (means, categories) on the training part, before any modifier.
+
+        ``self._parts`` holds the parts "train", "val" and "test" at this time and may be replaced by prepared ones.
+        """
+
+    def fit_pixels(self, train: ArrayDataset) -> None:
+        """Measure what the transforms need (mean, deviation) on the training images, as modifiers leave their pixels.
 
         Args:
             train: the training part before any modifier; the modified training set if its pixels are modified.
@@ -536,7 +543,9 @@ class BaseDataModule(LightningDataModule):
         """Split the set and apply the modifiers; a second call changes nothing."""
         if self._train_set is not None:
             return
-        parts = self._split()
+        self._parts = self._split()
+        self.fit_transforms(self._parts["train"])
+        parts, self._parts = self._parts, {}
         fresh = {"transforms": {"x": None}, "seed": self.seed}
         train = parts["train"].replace(training=True, _epoch=_new_epoch(), **fresh)
         for modifier in self.modifiers:
@@ -544,7 +553,7 @@ class BaseDataModule(LightningDataModule):
         _check_not_empty("training", train)
         # What is measured on pixels is measured as they will be seen, but not on a selection of the training part.
         with seeded(self.seed):
-            self.fit_transforms(train if train.pixel_ops else parts["train"])
+            self.fit_pixels(train if train.pixel_ops else parts["train"])
         self._train_set = self._with_transform(train, training=True)
         for name in ("val", "test"):
             # Its own epoch, which stays 0: random transforms of evaluation are the same every time.

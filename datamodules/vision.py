@@ -157,7 +157,7 @@ class DigitsDataModule(BaseDataModule):
             images = F.interpolate(images, size=(self.image_size, self.image_size), mode="bilinear", antialias=True)
         return ArrayDataset(images.repeat(1, self.channels, 1, 1), digits.target, num_classes=10)
 
-    def fit_transforms(self, train: ArrayDataset) -> None:
+    def fit_pixels(self, train: ArrayDataset) -> None:
         """Measure mean and deviation of the training pixels."""
         if self.normalize is False:
             return
