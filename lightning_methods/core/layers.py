@@ -114,8 +114,8 @@ def find_layer_pairs(module: nn.Module) -> list[LayerPair]:
     The forward functions are traced symbolically (``torch.fx``); a part that cannot be traced is looked at child by
     child, which still sees every ``nn.Sequential`` in it. A pair is a Linear or Conv whose output goes to one Linear or
     Conv and nowhere else, through activation, normalisation, pooling, dropout and flatten only. What cannot be proven
-    is left out with a warning: residual sums, several consumers, shared or parametrised weights, reshapes that mix units.
-    The last layer has no consumer and is left out silently.
+    is left out with a warning: residual sums, several consumers, shared or parametrised weights, reshapes that mix
+    units. The last layer has no consumer and is left out silently.
 
     Args:
         module: any network. Between the networks inside a LightningModule no pair is accepted, since its training step
