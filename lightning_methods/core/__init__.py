@@ -21,5 +21,12 @@ if TYPE_CHECKING:
     from .module import Classifier as Classifier
     from .module import MethodModule as MethodModule
     from .module import feature_dim as feature_dim
+    from .optim import build_optimizer as build_optimizer
+    from .optim import parameter_groups as parameter_groups
+    from .queue import FeatureQueue as FeatureQueue
+    from .schedules import WarmupSchedule as WarmupSchedule
+    from .schedules import warmup_constant as warmup_constant
+    from .schedules import warmup_cosine as warmup_cosine
+    from .schedules import warmup_linear as warmup_linear
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

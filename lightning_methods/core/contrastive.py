@@ -62,8 +62,8 @@ def masked_contrastive_loss(
 ) -> Float[Tensor, ""]:
     """Supervised contrastive loss with weighted positives, averaged over the anchors that have a positive.
 
-    For anchor i with weights w_i: ``-sum_j w_ij log p_ij / sum_j w_ij``, where log p is :func:`contrastive_log_probs` of
-    the inner products over the temperature. Weights of excluded candidates count as 0.
+    For anchor i with weights w_i: ``-sum_j w_ij log p_ij / sum_j w_ij``, where log p is
+    :func:`contrastive_log_probs` of the inner products over the temperature. Weights of excluded candidates count as 0.
 
     Source: Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020, equation (2), with real weights.
 
@@ -74,8 +74,8 @@ def masked_contrastive_loss(
         temperature: a positive number, or one for each anchor, [anchors].
         exclude: True where a candidate is not one for this anchor, [anchors, candidates].
         eps: see :func:`contrastive_log_probs`.
-        chunk_size: anchors at a time; the chunks are recomputed in the backward pass, so that the memory for similarities
-            is ``chunk_size * candidates``.
+        chunk_size: anchors at a time; the chunks are recomputed in the backward pass, so that the memory for
+            similarities is ``chunk_size * candidates``.
 
     Returns:
         A scalar; 0 (with gradient 0) when no anchor has a positive.

@@ -14,9 +14,9 @@ __all__ = ["FeatureQueue"]
 class FeatureQueue(nn.Module):
     """First-in first-out store of feature rows, kept in buffers and so in every checkpoint.
 
-    Each keyword names a buffer of shape [size, width]; all of them advance together. They start as Gaussian rows of unit
-    norm. Under DDP, gather the rows first (:func:`lightning_methods.core.distributed.gather`), so that every rank holds the
-    same queue.
+    Each keyword names a buffer of shape [size, width]; all of them advance together. They start as Gaussian rows of
+    unit norm. Under DDP, gather the rows first (:func:`lightning_methods.core.distributed.gather`), so that every
+    rank holds the same queue.
 
     Args:
         size: number of rows; a multiple of the rows of every ``enqueue``.
@@ -65,8 +65,8 @@ class FeatureQueue(nn.Module):
         count = check_same_rows(**rows)
         if count == 0 or self.size % count:
             raise ValueError(
-                f"the queue size must be a multiple of the number of rows that are enqueued: {self.size} is not a multiple "
-                f"of {count}. Choose another size, or drop the last incomplete batch (drop_last=True)."
+                f"the queue size must be a multiple of the number of rows that are enqueued: {self.size} is not a "
+                f"multiple of {count}. Choose another size, or drop the last incomplete batch (drop_last=True)."
             )
         for name, x in rows.items():
             buffer = getattr(self, name)

@@ -63,8 +63,8 @@ def effective_rank(z: Float[Tensor, "samples width"], normalize: bool = False) -
 class FeatureMoments(Metric):
     """Sums that give mean and covariance of all rows seen: exact over any number of batches and processes.
 
-    The state is the sum of the rows, the sum of their outer products and their number, in float64 (float32 on devices without
-    it). Subclasses compute something from :meth:`mean_and_covariance`.
+    The state is the sum of the rows, the sum of their outer products and their number, in float64 (float32 on
+    devices without it). Subclasses compute something from :meth:`mean_and_covariance`.
 
     Args:
         normalize: scale the rows to unit norm first.

@@ -7,7 +7,7 @@ from .._lazy import attach
 if TYPE_CHECKING:
     from ..core.batches import TwoViewBatch as TwoViewBatch
     from ..core.teacher import cosine_momentum as cosine_momentum
-    from ..core.teacher import momentum_update as update_momentum
+    from ..core.teacher import momentum_update as update_momentum  # noqa: F401
     from ..nn.mlp import MLPHead as MLPHead
     from ..nn.resnets import CIFARResNet18 as CIFARResNet18
     from .callbacks import KNNEvaluation as KNNEvaluation

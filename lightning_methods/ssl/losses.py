@@ -152,7 +152,8 @@ def nt_xent_loss(
 ) -> Float[Tensor, ""]:
     """SimCLR's loss: each of the 2B embeddings has to find its partner among the other 2B - 1.
 
-    Source: Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020, equation (1).
+    Source: Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020, equation
+        (1).
 
     Args:
         z1: embeddings of the first view, any norm, [batch, width].
@@ -240,8 +241,9 @@ def barlow_twins_loss(
 class _InverseRoot(torch.autograd.Function):
     """``C^{-1/2}`` of a symmetric positive matrix.
 
-    The gradient is taken through the matrix function (Daleckii-Krein) and not through eigenvectors: with s = sqrt(lambda),
-    the divided difference of ``lambda^{-1/2}`` is ``-1 / (s_i s_j (s_i + s_j))``, finite also where eigenvalues are equal.
+    The gradient is taken through the matrix function (Daleckii-Krein) and not through eigenvectors: with s =
+    sqrt(lambda), the divided difference of ``lambda^{-1/2}`` is ``-1 / (s_i s_j (s_i + s_j))``, finite also where
+    eigenvalues are equal.
     """
 
     @staticmethod
@@ -275,7 +277,8 @@ def zero_cl_loss(
     With H the ZCA-whitened embeddings of a view: ``-mean_j (H1^T H2 / batch)_jj`` with whitened columns, plus
     ``-mean_i (H1 H2^T / width)_ii`` with whitened rows.
 
-    Source: Zhang et al., "Zero-CL: Instance and Feature decorrelation for negative-free symmetric contrastive learning",
+    Source: Zhang et al., "Zero-CL: Instance and Feature decorrelation for negative-free symmetric contrastive
+        learning",
     ICLR 2022. Reconstructed from the paper's description; there is no authors' code to compare with.
 
     Args:

@@ -34,8 +34,8 @@ class TwoViewSSL(MethodModule):
     The weight of epoch e = 1..E is ``weight - (weight - weight_end) * e / E``, constant within an epoch.
 
     Logs ``train/loss``, ``train/ssl_loss``, ``train/regularizer``; on projector outputs of the evaluation set
-    ``val/wasserstein_uniformity``, ``val/uniformity``, ``val/effective_rank`` and, for two-view batches, ``val/alignment``;
-    the same under ``test/``.
+    ``val/wasserstein_uniformity``, ``val/uniformity``, ``val/effective_rank`` and, for two-view batches,
+    ``val/alignment``; the same under ``test/``.
 
     Args:
         backbone: images -> features, [B, D] (more dimensions are flattened).
@@ -99,7 +99,7 @@ class TwoViewSSL(MethodModule):
         """
 
     def gather(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The rows of all processes of tensors of one shape [B, m], with gradient; as they are if not ``gather_distributed``."""
+        """The rows of all processes, with gradient, of tensors of one shape [B, m]."""
         if not self.gather_distributed:
             return tensors
         return tuple(gather(torch.stack(tensors, dim=1)).unbind(dim=1))  # one collective for all
@@ -136,7 +136,7 @@ class TwoViewSSL(MethodModule):
             penalty = self.regularizer(*self.gather(z1, z2))
             self.log("train/regularizer", penalty.detach(), batch_size=rows, on_step=False, on_epoch=True)
             loss = loss + self.current_regularizer_weight() * penalty
-        self.log("train/loss", loss, prog_bar=True, batch_size=rows, on_step=True, on_epoch=True)
+        self.log("train/loss", loss, prog_bar=True, batch_size=rows, on_step=False, on_epoch=True)
         return loss
 
     def _evaluate(self, batch: Any, stage: str) -> None:
@@ -327,8 +327,9 @@ class ZeroCL(TwoViewSSL):
 class _MomentumSSL(TwoViewSSL):
     """What MoCo and BYOL share: ``target_encoder``, a momentum copy of backbone and projector.
 
-    The copy takes no gradient, runs in train mode with BatchNorm statistics of its own, and follows the online parameters
-    after every optimiser step. The momentum goes on a half-cosine from ``momentum`` to ``momentum_end`` over the run.
+    The copy takes no gradient, runs in train mode with BatchNorm statistics of its own, and follows the online
+    parameters after every optimiser step. The momentum goes on a half-cosine from ``momentum`` to ``momentum_end``
+    over the run.
     """
 
     def _add_target(self, momentum: float, momentum_end: float | None) -> None:

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from ..ssl.module import BarlowTwins as BarlowTwins
     from ..ssl.module import MoCoV2 as MoCoV2
     from ..ssl.module import ZeroCL as ZeroCL
+    from .callbacks import SpectrumWriter as SpectrumWriter
     from .callbacks import UniformityPenalty as UniformityPenalty
+    from .figures import plot_collapse as plot_collapse
+    from .figures import plot_spectra as plot_spectra
     from .functional import covariance_log_spectrum as covariance_log_spectrum
     from .functional import wasserstein_to_uniform as wasserstein_to_uniform
     from .functional import wasserstein_uniformity as wasserstein_uniformity
@@ -19,7 +22,5 @@ if TYPE_CHECKING:
     from .metrics import WassersteinUniformity as WassersteinUniformity
     from .modules import PairwiseUniformityLoss as PairwiseUniformityLoss
     from .modules import WassersteinUniformityLoss as WassersteinUniformityLoss
-    from .plots import plot_collapse as plot_collapse
-    from .plots import plot_spectra as plot_spectra
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -51,13 +51,13 @@ def wasserstein_uniformity(
 ) -> Float[Tensor, ""]:
     r"""Quadratic Wasserstein distance between a Gaussian fitted to the samples and N(0, I/m); lower is more uniform.
 
-    ``W2 = sqrt(||mu||^2 + 1 + tr(Sigma) - 2/sqrt(m) tr(Sigma^{1/2}))`` with the mean and the biased covariance of the rows.
-    The uniform law on the unit sphere of m dimensions is close to N(0, I/m). For rows of unit norm W2 lies in [0, sqrt(2)];
-    sqrt(2) means that all rows are equal. The paper's *uniformity metric* is ``-W2``.
+    ``W2 = sqrt(||mu||^2 + 1 + tr(Sigma) - 2/sqrt(m) tr(Sigma^{1/2}))`` with the mean and the biased covariance of
+    the rows. The uniform law on the unit sphere of m dimensions is close to N(0, I/m). For rows of unit norm W2 lies
+    in [0, sqrt(2)]; sqrt(2) means that all rows are equal. The paper's *uniformity metric* is ``-W2``.
 
-    Only eigenvalues enter, so the gradient is finite for equal ones; null directions get the sub-gradient 0. The covariance
-    (or the smaller Gram matrix when there are fewer samples than dimensions) is computed in float64 where the device has it:
-    in float32 rounding would turn collapsed dimensions into small living ones.
+    Only eigenvalues enter, so the gradient is finite for equal ones; null directions get the sub-gradient 0. The
+    covariance (or the smaller Gram matrix when there are fewer samples than dimensions) is computed in float64 where
+    the device has it: in float32 rounding would turn collapsed dimensions into small living ones.
 
     Source: Fang et al., "Rethinking the Uniformity Metric in Self-Supervised Learning", ICLR 2024.
 

@@ -14,8 +14,8 @@ __all__ = ["PairwiseUniformityLoss", "WassersteinUniformityLoss"]
 class WassersteinUniformityLoss(nn.Module):
     """W2 to the uniform law of both views' embeddings together: the paper's auxiliary loss.
 
-    The rows should be the global batch and more than their width: with 256 dimensions use at least 256 images, gathered over
-    the processes (:class:`~lightning_methods.ssl.TwoViewSSL` gathers before it calls its regulariser).
+    The rows should be the global batch and more than their width: with 256 dimensions use at least 256 images,
+    gathered over the processes (:class:`~lightning_methods.ssl.TwoViewSSL` gathers before it calls its regulariser).
 
     Source: Fang et al., ICLR 2024.
 
