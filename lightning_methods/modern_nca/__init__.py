@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from .._lazy import attach
 
 if TYPE_CHECKING:
-    from ..core.batches import IndexedBatch as TabularBatch
+    from ..core.batches import IndexedBatch as TabularBatch  # noqa: F401 - the same class under the method's name
     from .baselines import SklearnBaseline as SklearnBaseline
     from .data import TabularPreprocessor as TabularPreprocessor
     from .estimators import ModernNCAClassifier as ModernNCAClassifier

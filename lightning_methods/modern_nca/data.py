@@ -25,6 +25,9 @@ def as_categories(values: np.ndarray) -> np.ndarray:
         text = values.astype(str).astype(object)
         text[whole] = values[whole].astype(np.int64).astype(str)
         return np.where(np.isnan(values), NULL, text).astype(str)
+    if values.dtype.kind in "iuU":
+        text = values.astype(str)
+        return np.where(np.isin(text, _MISSING), NULL, text)
     text = np.array([value.decode() if isinstance(value, bytes) else str(value) for value in values.flat], dtype=object)
     text[np.isin(text.astype(str), _MISSING)] = NULL
     return text.astype(str).reshape(values.shape)
@@ -37,8 +40,8 @@ class TabularPreprocessor:
 
     * a missing number becomes its column's mean (0 where a column has no number at all); numbers are standardised, a
       constant column becomes 0;
-    * a missing category is a category of its own; one that the training rows do not have counts as their most frequent one
-      (as in the authors' code), or as none with ``unseen="zero"``.
+    * a missing category is a category of its own; one that the training rows do not have counts as their most frequent
+      one (as in the authors' code), or as none with ``unseen="zero"``.
 
     Args:
         unseen: what a category becomes that was not in the training rows.

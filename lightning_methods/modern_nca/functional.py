@@ -126,10 +126,10 @@ def _check_neighbors(
         raise ValueError(f"keys must have at least one row, got shape {list(keys.shape)}.")
     if exclude_self and rows < sizes["batch"]:
         raise ValueError(
-            f"exclude_self needs the queries as the first keys: keys must have at least {sizes['batch']} rows, got {rows}."
+            f"exclude_self needs the queries as the first keys: at least {sizes['batch']} rows, but keys has {rows}."
         )
     if exclude_self and rows == sizes["batch"] == 1:
-        raise ValueError("exclude_self with one query and one key leaves no candidate: keys must have shape [>= 2, dim].")
+        raise ValueError("exclude_self with one query and one key leaves no candidate; keys needs 2 rows.")
     return sizes["batch"], rows
 
 
@@ -166,7 +166,8 @@ def _soft_average(
         weights = (logits - top).exp()
         return top, weights.sum(dim=1, keepdim=True), weights @ values
 
-    # In training the chunk's matrix is computed again in the backward pass: kept, all chunks together would be the full one.
+    # In training the chunk's matrix is computed again in the backward pass: kept, all chunks together would be the full
+    # one.
     again = torch.is_grad_enabled()
     top, mass, total = None, None, None
     for start in range(0, rows, chunk_size):
@@ -199,8 +200,8 @@ def soft_nearest_neighbor_log_probs(
 ) -> Float[Tensor, "batch classes"]:
     """Log of the softmax weight that each class has among the keys, ``log(sum_{j: y_j = c} w_ij + eps)``.
 
-    The negative log-likelihood of these is the training loss of ModernNCA. A class without a key gets ``log(eps)``, so the
-    exponentials sum to ``1 + classes * eps``: renormalise where probabilities are needed.
+    The negative log-likelihood of these is the training loss of ModernNCA. A class without a key gets ``log(eps)``, so
+    the exponentials sum to ``1 + classes * eps``: renormalise where probabilities are needed.
 
     Args:
         query: embeddings, [batch, dim].
@@ -223,8 +224,8 @@ def soft_nearest_neighbor_log_probs(
 
     Example:
         >>> keys = torch.tensor([[0.0], [1.0], [10.0]])
-        >>> log_probs = soft_nearest_neighbor_log_probs(torch.tensor([[0.5]]), keys, torch.tensor([0, 0, 1]), num_classes=2)
-        >>> log_probs.exp().round(decimals=3)
+        >>> query, labels = torch.tensor([[0.5]]), torch.tensor([0, 0, 1])
+        >>> soft_nearest_neighbor_log_probs(query, keys, labels, num_classes=2).exp().round(decimals=3)
         tensor([[1., 0.]])
     """
     rows = _check_neighbors(query, keys, temperature, exclude_self, distance, chunk_size)[1]
@@ -307,8 +308,8 @@ def neighbor_weights(
         chunk_size: keys at a time; the result is the same.
 
     Returns:
-        ``(weights, indices)``, [batch, k] each, largest weight first, of equal ones the lower index. The weights are shares
-        of the softmax over *all* keys: what their sum lacks to 1 lies on the other keys.
+        ``(weights, indices)``, [batch, k] each, largest weight first, of equal ones the lower index. The weights are
+        shares of the softmax over *all* keys: what their sum lacks to 1 lies on the other keys.
 
     Raises:
         ValueError: as :func:`soft_nearest_neighbor_log_probs`; k out of range.
@@ -367,8 +368,8 @@ def sample_candidates(
 def rows_outside(position: Int[Tensor, " m"], excluded: Int[Tensor, " batch"]) -> Int[Tensor, " m"]:
     """Row numbers of the ``position``-th rows that are left when some rows are taken out.
 
-    In this way the pool of a training step (all rows but the batch) is never written down: O(m log batch), no mask over the
-    whole table and no wait for the device.
+    In this way the pool of a training step (all rows but the batch) is never written down: O(m log batch), no mask over
+    the whole table and no wait for the device.
 
     Args:
         position: positions among the rows that are left, [m].

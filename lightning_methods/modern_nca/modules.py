@@ -30,8 +30,8 @@ class _LinearPerColumn(nn.Module):
 class PLREmbedding(nn.Sequential):
     """Embeds every numeric column by cosines and sines of learned frequencies, a linear map and ReLU.
 
-    Inputs are expected to be standardised: ``frequency_scale`` is in units of their standard deviation. One-hot and binary
-    columns gain nothing from it.
+    Inputs are expected to be standardised: ``frequency_scale`` is in units of their standard deviation. One-hot and
+    binary columns gain nothing from it.
 
     Args:
         d_num: number of columns.

@@ -199,7 +199,7 @@ def test_duplicates_and_far_keys_have_finite_gradients():
 
 def test_the_own_label_is_never_seen():
     """With the query among the keys, changing its own label must change its prediction, unless it is excluded."""
-    query, keys, labels = example()
+    query, keys, _ = example()
     values = torch.randn(len(keys), dtype=torch.float64)
     for i in range(len(query)):
         other = values.clone()
@@ -241,7 +241,9 @@ def test_neighbor_weights_explain_the_prediction():
     query, keys, _ = example(5, 30)
     values = torch.randn(30, dtype=torch.float64)
     weights, indices = neighbor_weights(query, keys, 30)
-    torch.testing.assert_close((weights * values[indices]).sum(1), soft_nearest_neighbor_regression(query, keys, values))
+    torch.testing.assert_close(
+        (weights * values[indices]).sum(1), soft_nearest_neighbor_regression(query, keys, values)
+    )
 
 
 def test_equal_neighbors_keep_the_lower_index():
@@ -302,7 +304,10 @@ def test_rows_outside_counts_the_rows_that_are_left(case):
         ({"keys": torch.zeros(0, 3), "labels": torch.zeros(0, dtype=torch.long)}, "at least one row"),
         ({"chunk_size": 0}, "chunk_size"),
         ({"distance": "cosin"}, "Did you mean 'cosine'"),
-        ({"keys": torch.randn(4, 3), "labels": torch.zeros(4, dtype=torch.long), "exclude_self": True}, "at least 5"),
+        (
+            {"keys": torch.randn(4, 3), "labels": torch.zeros(4, dtype=torch.long), "exclude_self": True},
+            "at least 5 rows",
+        ),
         ({"query": torch.zeros(5, 3, dtype=torch.long)}, "floating point"),
     ],
 )
