@@ -7,6 +7,7 @@ from lightning_methods._lazy import attach
 if TYPE_CHECKING:
     from .base import ArrayDataset as ArrayDataset
     from .base import BaseDataModule as BaseDataModule
+    from .continual import ContinualDataModule as ContinualDataModule
     from .modifiers import Classes as Classes
     from .modifiers import LabelNoise as LabelNoise
     from .modifiers import PermutedPixels as PermutedPixels
