@@ -487,6 +487,7 @@ class BaseDataModule(LightningDataModule):
         self._train_set: ArrayDataset | None = None  # modified, before set_train_indices
         self._eval_sets: dict[str, ArrayDataset] = {}
         self._train_indices: Tensor | None = None
+        self._reload_every: int | None = None
 
     # hooks of subclasses
 
@@ -756,9 +757,10 @@ class BaseDataModule(LightningDataModule):
             indices = indices.long().cpu()
         self._train_indices = indices
         self._check_train_indices()
-        loop = getattr(self.trainer, "fit_loop", None)
-        if getattr(loop, "_combined_loader", None) is not None:
-            loop._combined_loader = None
+        if self.trainer is not None and self._reload_every is None:
+            # Until train_dataloader is called next, which puts it back.
+            self._reload_every = self.trainer.reload_dataloaders_every_n_epochs
+            self.trainer.reload_dataloaders_every_n_epochs = 1
 
     def _check_train_indices(self) -> None:
         if self._train_indices is None or self._train_set is None:
@@ -797,6 +799,9 @@ class BaseDataModule(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """The training set, shuffled, augmented."""
+        if self.trainer is not None and self._reload_every is not None:
+            self.trainer.reload_dataloaders_every_n_epochs = self._reload_every
+            self._reload_every = None
         train = self.train_set
         sampler = self.make_sampler(train)
         if self.drop_last and self.batch_size is not None and len(sampler) < self.batch_size:
