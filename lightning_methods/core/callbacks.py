@@ -56,11 +56,12 @@ def _float_tensors(batch: Any, name: str = "batch") -> list[tuple[str, Tensor]]:
 class FiniteGuard(Callback):
     """Stop with a clear error when the data or the loss are not finite, before such weights reach a checkpoint.
 
-    The first training batch is looked at once (empty, NaN, infinite); the logged training loss once per epoch.
+    The first training batch is looked at once (empty, NaN, infinite); the loss once per epoch and before validations.
     """
 
     def __init__(self) -> None:
         self._checked = False
+        self._loss: Tensor | None = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Check the first batch of the fit."""
@@ -77,13 +78,26 @@ class FiniteGuard(Callback):
                     "are NaN or infinite. Clean or impute the data before training."
                 )
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep the step's loss; it is read once per epoch, not here, where that would wait for the device."""
+        self._loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check the latest loss before a validation, after which checkpoints are written."""
+        self._check_loss(trainer)
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the epoch's training loss."""
-        loss = trainer.callback_metrics.get("train/loss")
-        if loss is not None and not torch.isfinite(loss).all():
+        """Check the epoch's latest loss."""
+        self._check_loss(trainer)
+
+    def _check_loss(self, trainer: Trainer) -> None:
+        loss, self._loss = self._loss, None
+        if isinstance(loss, Tensor) and not torch.isfinite(loss).all():
             raise ValueError(
-                f"train/loss became {loss.item()} in epoch {trainer.current_epoch}. Earlier checkpoints are "
-                "kept. Try a smaller learning rate, --trainer.gradient_clip_val 1.0 or full precision."
+                f"the training loss became {loss.item()} in epoch {trainer.current_epoch}. Earlier checkpoints "
+                "are kept. Try a smaller learning rate, --trainer.gradient_clip_val 1.0 or full precision."
             )
 
 

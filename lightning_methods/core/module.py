@@ -56,7 +56,7 @@ class _Default:
 class MethodModule(LightningModule):
     """What every method shares: optimiser and scheduler factories, one-line reload, frozen networks, exact resume.
 
-    * ``configure_optimizers`` builds the optimiser over :meth:`trainable_parameters` and steps the scheduler every epoch
+    * ``configure_optimizers`` builds the optimiser over the trainable parameters and steps the scheduler every epoch
       or every step. A scheduler with an attribute ``total_steps`` that is None gets the run's length.
     * Hyper-parameters are stored so that ``Class.load_from_checkpoint(path)`` works. A checkpoint made by the command
       line keeps the ``class_path`` of the injected networks and rebuilds them. In Python, networks and factories are
@@ -268,8 +268,7 @@ class Classifier(MethodModule):
         loss = self.loss(logits, y)
         accuracy = getattr(self, f"{stage}_acc")
         accuracy(logits, y)
-        training = stage == "train"
-        self.log(f"{stage}/loss", loss, prog_bar=training, batch_size=len(y), on_step=training, on_epoch=True)
+        self.log(f"{stage}/loss", loss, prog_bar=stage == "train", batch_size=len(y), on_step=False, on_epoch=True)
         self.log(f"{stage}/acc", accuracy, prog_bar=True, batch_size=len(y), on_step=False, on_epoch=True)
         return loss
 
