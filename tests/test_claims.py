@@ -511,8 +511,10 @@ trainer: {max_epochs: 5, accelerator: cpu}
     ]
     common = {"base": "base.yaml", "args": ["--data.init_args.seed={seed}"], "metric": "test/loss", "seeds": [0, 1]}
     write(root, **common, runs=runs, expect=expect)
-    status, output = run(root)
-    assert status == 0, output
+    command = [sys.executable, "-m", "lightning_methods.claims", "toy", "--workers", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
     result = saved(root)
     assert result["holds"] is True
     assert set(result["runs"]["trained"]) >= {"test/loss", "test/norm"}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 from .definition import Job
 from .expressions import ClaimError
+from .worker import work_apart
 
 __all__ = ["Runner", "log_tail", "read_result"]
 
@@ -64,6 +64,42 @@ def _interruptible() -> Iterator[None]:
             signal.signal(getattr(signal, name), handler)
 
 
+def environment(root: Path) -> dict[str, str]:
+    """What is different in the environment of a job: one thread, no windows, our packages and those of the root."""
+    paths = [str(root), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    return {
+        **dict.fromkeys(THREADS, "1"),
+        "MPLBACKEND": "Agg",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Lightning looks for GPUs when it is imported; asked in this way, they can still be used after a fork.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))),
+    }
+
+
+def _start_context(root: Path, preload: bool) -> Any:
+    """Where processes come from: forked from a clean server that has imported the command line once.
+
+    The imports take longer than many a small run. The server itself runs nothing, so every job starts from the same
+    clean state. It keeps the environment that it is started with, the number of threads among it.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    if preload:
+        context.set_forkserver_preload(["lightning_methods.cli"])
+    before = dict(os.environ)
+    os.environ.update(environment(root))
+    try:
+        from multiprocessing.forkserver import ensure_running  # not everywhere
+
+        ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
+
+
 class Runner:
     """Does jobs, several at a time, each in a process of its own with one thread.
 
@@ -91,7 +127,8 @@ class Runner:
         self.on_end = on_end
         self.results: dict[tuple[str, str, int], dict[str, Any]] = {}
         self.failed: dict[tuple[str, str, int], str] = {}
-        self._running: list[tuple[Job, subprocess.Popen[bytes]]] = []
+        self._running: list[tuple[Job, Any]] = []
+        self._context: Any = None
 
     @staticmethod
     def _key(job: Job, run: str | None = None) -> tuple[str, str, int]:
@@ -107,6 +144,9 @@ class Runner:
         if not self.fresh:
             taken = self.take(jobs, self.on_end)
             waiting = deque(job for job in jobs if job not in taken)
+        if not waiting:
+            return
+        self._context = _start_context(self.root, preload=any(job.call is None for job in waiting))
         with _interruptible():
             try:
                 while waiting or self._running:
@@ -153,38 +193,20 @@ class Runner:
         shutil.rmtree(job.folder, ignore_errors=True)
         job.folder.mkdir(parents=True)
         (job.folder / "job.json").write_text(json.dumps(described, indent=1, default=str), encoding="utf-8")
-        # A session of its own: Ctrl-C reaches us alone, and one signal ends a worker with whatever it has started.
-        with open(job.folder / "log.txt", "wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.worker", str(job.folder)],
-                cwd=self.root,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        process = self._context.Process(target=work_apart, args=(job.folder, self.root, environment(self.root)))
+        process.start()
         self._running.append((job, process))
         self.on_start(job)
         return None
-
-    def _environment(self) -> dict[str, str]:
-        paths = [str(self.root), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        return {
-            **os.environ,
-            **dict.fromkeys(THREADS, "1"),
-            "MPLBACKEND": "Agg",
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        }
 
     def _collect(self) -> None:
         """Wait a moment and take what has ended."""
         time.sleep(0.05)
         for job, process in list(self._running):
-            status = process.poll()
+            status = process.exitcode
             if status is None:
                 continue
+            process.join()
             self._running.remove((job, process))
             result = read_result(job) if status == 0 else None
             if result is None:
@@ -199,20 +221,21 @@ class Runner:
 
     def _stop(self) -> None:
         """End the processes that are left, gently and then not."""
-        for gently in (True, False):
+        for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
             for _, process in self._running:
-                if process.poll() is None:
-                    self._signal(process, gently)
+                if process.exitcode is None:
+                    _signal(process.pid, number)
             deadline = time.monotonic() + 5
             for _, process in self._running:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, deadline - time.monotonic()))
+                process.join(max(0.0, deadline - time.monotonic()))
         self._running.clear()
 
-    @staticmethod
-    def _signal(process: subprocess.Popen[bytes], gently: bool) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGTERM if gently else signal.SIGKILL)
-            else:
-                process.terminate() if gently else process.kill()
+
+def _signal(pid: int, number: int) -> None:
+    """Signal a process with all that it has started; a process that has not yet its own group alone."""
+    with contextlib.suppress(ProcessLookupError):
+        group = os.getpgid(pid) if hasattr(os, "getpgid") else None
+        if group == pid:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)

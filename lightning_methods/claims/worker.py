@@ -1,16 +1,17 @@
-"""One job in its own process: ``python -m lightning_methods.claims.worker FOLDER`` does what FOLDER/job.json says."""
+"""One job: a run with one seed. ``python -m lightning_methods.claims.worker FOLDER`` does FOLDER/job.json by hand."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["quiet_arguments", "work"]
+__all__ = ["quiet_arguments", "work", "work_apart"]
 
 
 def quiet_arguments(folder: Path, subcommand: str, seed: int) -> list[str]:
@@ -84,6 +85,26 @@ def work(folder: Path) -> None:
     draft = folder / "result.json.part"
     draft.write_text(json.dumps(result, indent=1, allow_nan=False), encoding="utf-8")
     draft.replace(folder / "result.json")
+
+
+def work_apart(folder: Path, root: Path, environment: dict[str, str]) -> None:
+    """The main function of a worker process: do the job of a folder with the log in ``log.txt``.
+
+    Args:
+        folder: the run's folder.
+        root: the folder to run in.
+        environment: variables to set.
+    """
+    if hasattr(os, "setsid"):
+        # A session of its own: Ctrl-C reaches the runner alone, and one signal ends a run with whatever it has started.
+        os.setsid()
+    with open(folder / "log.txt", "wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.environ.update(environment)
+    os.chdir(root)
+    sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    work(folder)
 
 
 if __name__ == "__main__":
