@@ -28,8 +28,8 @@ def test_vectors_do_not_decay(network):
     assert sum(len(g["params"]) for g in groups) == len(list(network.parameters()))
     for parameter in network.parameters():
         assert find(groups, parameter)["weight_decay"] == (0.0 if parameter.dim() <= 1 else 0.1)
-    assert [g for g in parameter_groups(network, weight_decay=0.1, no_decay=None)][0]["weight_decay"] == 0.1
-    assert len(parameter_groups(network, no_decay=None)) == 1
+    (everything,) = parameter_groups(network, weight_decay=0.1, no_decay=None)
+    assert everything["weight_decay"] == 0.1
 
 
 def test_rates_by_prefix_longest_first(network):
