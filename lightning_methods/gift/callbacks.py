@@ -40,11 +40,10 @@ class TeacherTraining(Callback):
     Logs ``teacher/acc``, the teacher's accuracy on the test set of ``data`` (on its validation set if it has no other).
 
     Args:
-        data: where the teacher learns, e.g. the full set that the student's is distilled from.
+        data: where the teacher learns: the full set that the student's is distilled from, with the same test split.
         epochs: passes over it; a ``fast_dev_run`` makes one.
         optimizer: makes the optimiser from the teacher's parameters.
         lr_scheduler: makes the scheduler from the optimiser; steps every epoch.
-        augment: augmentation of the teacher's batches on the device.
         seed: seed of the training; None takes the run's.
 
     Raises:
@@ -57,7 +56,6 @@ class TeacherTraining(Callback):
         epochs: int = 20,
         optimizer: OptimizerCallable = lambda params: torch.optim.AdamW(params, lr=2e-3),
         lr_scheduler: LRSchedulerCallable | None = None,
-        augment: nn.Module | None = None,
         seed: int | None = None,
     ) -> None:
         check_range("epochs", epochs, 1)
@@ -65,7 +63,6 @@ class TeacherTraining(Callback):
         self.epochs = epochs
         self.optimizer_factory = optimizer
         self.lr_scheduler_factory = lr_scheduler
-        self.augment = augment
         self.seed = seed
         self.trained = False
         self.accuracy = float("nan")
@@ -84,11 +81,11 @@ class TeacherTraining(Callback):
                 f"TeacherTraining cannot train a teacher that {type(trainer.strategy).__name__} splits over the "
                 "devices: train it in a run of its own and load it by `load_network`."
             )
-        train, evaluation = self._loaders(trainer)
         shown = trainer.is_global_zero and trainer.progress_bar_callback is not None
         epochs = range(1 if trainer.fast_dev_run else self.epochs)
         with isolate_rng():
             self._set_seed()
+            train, evaluation = self._loaders(trainer)
             teacher.requires_grad_(True)
             try:
                 self._train(
@@ -96,9 +93,9 @@ class TeacherTraining(Callback):
                 )
             finally:
                 teacher.requires_grad_(False).eval()
-        for value in teacher.state_dict().values():
-            value.copy_(broadcast(value))
-        self.accuracy = _accuracy(teacher, evaluation)
+            for value in teacher.state_dict().values():
+                value.copy_(broadcast(value))
+            self.accuracy = _accuracy(teacher, evaluation)
         self.trained = True
         rank_zero_info(f"The teacher is trained: accuracy {self.accuracy:.4f}.")
         for logger in trainer.loggers:
@@ -129,12 +126,11 @@ class TeacherTraining(Callback):
         teacher.train()
         optimizer = self.optimizer_factory(list(teacher.parameters()))
         scheduler = self.lr_scheduler_factory(optimizer) if self.lr_scheduler_factory is not None else None
-        augment = self.augment if self.augment is not None else nn.Identity()
         with torch.enable_grad():
             for _ in epochs:
                 for batch in loader:
                     x, y = _inputs_and_target(batch, teacher)
-                    F.cross_entropy(teacher(augment(x)), y).backward()
+                    F.cross_entropy(teacher(x), y).backward()
                     optimizer.step()
                     optimizer.zero_grad()
                 if scheduler is not None:

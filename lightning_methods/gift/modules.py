@@ -39,6 +39,8 @@ class DiffAugment(nn.Module):
         torch.Size([2, 3, 32, 32])
     """
 
+    batched = True  # as the transform of a data module it gets whole batches
+
     def __init__(self, strategy: str = "color_crop_cutout_flip_scale_rotate") -> None:
         super().__init__()
         self.strategy = strategy
