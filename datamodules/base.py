@@ -418,6 +418,8 @@ class BaseDataModule(LightningDataModule):
         ValueError: a bad size, split, sampler or batch size, or an empty part (the latter in ``setup``).
     """
 
+    #: Whether the set's files have to be fetched, or put there by hand, before the first run.
+    downloads: bool = False
     available_splits: tuple[str, ...] = ("train", "val", "test")
     default_val_size: int | float = 0.2
     default_test_size: int | float = 0.2
@@ -529,9 +531,13 @@ class BaseDataModule(LightningDataModule):
     def make_transform(self, training: bool) -> Callable | None:
         """The transform of a view ``x``: the given one or the class's own."""
         given = self.train_transform if training else self.eval_transform
-        if given is not None:
-            return given
-        return self.default_train_transform() if training else self.default_eval_transform()
+        if given is None:
+            given = self.default_train_transform() if training else self.default_eval_transform()
+        return self.finish_view(given)
+
+    def finish_view(self, transform: Callable | None) -> Callable | None:
+        """What the class does to every view after its transform; by default nothing."""
+        return transform
 
     # splits
 
@@ -566,10 +572,10 @@ class BaseDataModule(LightningDataModule):
         self._check_train_indices()
 
     def _with_transform(self, dataset: ArrayDataset, training: bool) -> ArrayDataset:
-        """Give the view ``x`` its transform, unless a modifier did."""
-        if dataset.transforms != {"x": None}:
-            return dataset
-        return dataset.replace(transforms={"x": self.make_transform(training)})
+        """Give the view ``x`` its transform, unless modifiers made views of their own."""
+        if dataset.transforms == {"x": None}:
+            return dataset.replace(transforms={"x": self.make_transform(training)})
+        return dataset.replace(transforms={name: self.finish_view(view) for name, view in dataset.transforms.items()})
 
     def _own(self, split: str) -> ArrayDataset | None:
         part = self.load_split(split)

@@ -239,9 +239,7 @@ class MethodCLI(LightningCLI):
         given = settings["model"].as_dict() if settings.get("model") else {}
         saved = {"class_path": class_path, "init_args": hparams}
         for key, (here, there) in differences(given, saved).items():
-            print(
-                f"model.{key}: the configuration says {here!r}, the checkpoint was made with {there!r}, which is used."
-            )
+            print(f"model.{key}: {here!r} in the configuration, {there!r} in the checkpoint, which is used.")
         settings.pop("model", None)
         parser = self._parser(self.config.subcommand)
         self.config[self.config.subcommand] = parser.parse_object(
@@ -329,7 +327,7 @@ def differences(given: dict[str, Any], saved: dict[str, Any], prefix: str = "") 
         here, there = given[key], saved[key]
         if isinstance(here, dict) and isinstance(there, dict):
             found.update(differences(here, there, f"{prefix}{key}."))
-        elif here != there:
+        elif (list(here) if isinstance(here, tuple) else here) != there:  # YAML has no tuples
             found[f"{prefix}{key}"] = (here, there)
     return found
 

@@ -150,7 +150,8 @@ class MethodModule(LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """The callbacks that make a run resumable and its failures readable."""
-        return [SeedEveryEpoch(), FiniteGuard()]
+        attached = self._trainer.callbacks if self._trainer is not None else []
+        return [guard() for guard in (SeedEveryEpoch, FiniteGuard) if not any(type(c) is guard for c in attached)]
 
     # checkpoints
 
