@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from .._lazy import attach
 
 if TYPE_CHECKING:
+    from .calibration import draw_reliability_bins as draw_reliability_bins
     from .calibration import expected_calibration_error as expected_calibration_error
     from .calibration import plot_reliability as plot_reliability
     from .calibration import reliability_bins as reliability_bins

@@ -14,7 +14,13 @@ from ..core.losses import at_least_float32
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["confidence_bins", "expected_calibration_error", "plot_reliability", "reliability_bins"]
+__all__ = [
+    "confidence_bins",
+    "draw_reliability_bins",
+    "expected_calibration_error",
+    "plot_reliability",
+    "reliability_bins",
+]
 
 
 def confidence_bins(confidence: Float[Tensor, " n"], num_bins: int = 15) -> Int[Tensor, " n"]:
@@ -96,6 +102,69 @@ def expected_calibration_error(
     return (gaps * count).sum() / count.sum()
 
 
+def draw_reliability_bins(
+    count: Float[Tensor, " bins"],
+    confidence: Float[Tensor, " bins"],
+    accuracy: Float[Tensor, " bins"],
+    ax: Axes,
+    *,
+    title: str | None = None,
+    color: str = "#0072B2",
+) -> None:
+    """Draw bins (:func:`reliability_bins`): accuracy, the gap to the confidence, and above it where the samples lie.
+
+    Args:
+        count: number of samples of every bin, [bins].
+        confidence: mean confidence, [bins].
+        accuracy: share of right predictions, [bins].
+        ax: axes to draw on.
+        title: title above the diagram.
+        color: of the accuracy bars.
+    """
+    from mpl_toolkits.axes_grid1 import make_axes_locatable
+
+    counts, means, rights = (x.detach().double().cpu() for x in (count, confidence, accuracy))
+    shown = (counts > 0).nonzero().flatten()
+    left = torch.arange(len(counts), dtype=torch.float64) / len(counts)
+    share = counts / counts.sum()
+    mean, right, error = (
+        (values[shown] * share[shown]).sum().item() for values in (means, rights, (means - rights).abs())
+    )
+    style: dict[str, Any] = {"width": 1 / len(counts), "align": "edge", "linewidth": 0.6}
+    ax.bar(left[shown].numpy(), rights[shown].numpy(), color=color, edgecolor="white", label="accuracy", **style)
+    ax.bar(
+        left[shown].numpy(),
+        (means - rights)[shown].numpy(),
+        bottom=rights[shown].numpy(),
+        facecolor="none",
+        edgecolor="#D55E00",
+        hatch="////",
+        label="gap to confidence",
+        **style,
+    )
+    ax.plot([0, 1], [0, 1], color="0.3", linestyle="--", linewidth=1)
+    ax.text(
+        0.04,
+        0.96,
+        f"ECE {error:.3f}\naccuracy {right:.3f}\nmean confidence {mean:.3f}",
+        transform=ax.transAxes,
+        va="top",
+        fontsize=8.5,
+        bbox={"facecolor": "white", "edgecolor": "0.85", "alpha": 0.9, "boxstyle": "round"},
+    )
+    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
+
+    top = make_axes_locatable(ax).append_axes("top", size="18%", pad=0.06)
+    top.bar(left.numpy(), share.numpy(), color="0.6", edgecolor="white", **style)
+    top.set(xlim=(0, 1), yticks=[])
+    top.tick_params(labelbottom=False, length=0)
+    top.set_ylabel("share", fontsize=8)
+    for side in ("top", "right", "left"):
+        top.spines[side].set_visible(False)
+    if title:
+        top.set_title(title)
+
+
 def plot_reliability(
     confidence: Float[Tensor, " n"],
     correct: Bool[Tensor, " n"] | Int[Tensor, " n"] | Float[Tensor, " n"],
@@ -103,7 +172,7 @@ def plot_reliability(
     *,
     ax: Axes | None = None,
     title: str | None = None,
-    color: str = "#2f6f9f",
+    color: str = "#0072B2",
 ) -> Axes:
     """Reliability diagram: accuracy against confidence by bin, the gap to the diagonal, and where the samples lie.
 
@@ -127,53 +196,11 @@ def plot_reliability(
         >>> ax.get_xlabel()
         'confidence'
     """
-    import matplotlib.pyplot as plt
-    from mpl_toolkits.axes_grid1 import make_axes_locatable
-
-    confidence, correct = confidence.detach().cpu(), correct.detach().cpu()
-    count, mean_confidence, accuracy = (x.double().numpy() for x in reliability_bins(confidence, correct, num_bins))
-    error = expected_calibration_error(confidence, correct, num_bins).item()
+    bins = reliability_bins(confidence.detach(), correct.detach(), num_bins)
     if ax is None:
+        import matplotlib.pyplot as plt
+
         ax = plt.figure(figsize=(4, 4.6)).add_subplot()
-
-    width = 1 / num_bins
-    left = [i * width for i in range(num_bins)]
-    shown = [i for i in range(num_bins) if count[i] > 0]
-    style: dict[str, Any] = {"width": width, "align": "edge", "linewidth": 0.6}
-    position = [left[i] for i in shown]
-    ax.bar(position, accuracy[shown], color=color, edgecolor="white", label="accuracy", **style)
-    ax.bar(
-        position,
-        (mean_confidence - accuracy)[shown],
-        bottom=accuracy[shown],
-        color="#d1495b",
-        edgecolor="#d1495b",
-        alpha=0.35,
-        hatch="///",
-        label="gap to confidence",
-        **style,
-    )
-    ax.plot([0, 1], [0, 1], color="0.25", linestyle="--", linewidth=1)
-    mean, right = confidence.double().mean().item(), correct.double().mean().item()
-    ax.text(
-        0.04,
-        0.96,
-        f"ECE {error:.3f}\naccuracy {right:.3f}\nmean confidence {mean:.3f}",
-        transform=ax.transAxes,
-        va="top",
-        fontsize=9,
-        bbox={"facecolor": "white", "edgecolor": "0.8", "boxstyle": "round"},
-    )
-    ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
+    draw_reliability_bins(*bins, ax, title=title, color=color)
     ax.legend(loc="lower right", fontsize=8, frameon=False)
-
-    top = make_axes_locatable(ax).append_axes("top", size="18%", pad=0.06)
-    top.bar(left, count / max(count.sum(), 1), color="0.6", edgecolor="white", **style)
-    top.set(xlim=(0, 1), yticks=[])
-    top.tick_params(labelbottom=False)
-    top.set_ylabel("share", fontsize=8)
-    for side in ("top", "right", "left"):
-        top.spines[side].set_visible(False)
-    if title:
-        top.set_title(title, fontsize=10)
     return ax
