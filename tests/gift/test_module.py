@@ -246,9 +246,9 @@ def test_checkpoint_with_and_without_the_teacher(tmp_path, save_teacher):
 
 def test_teacher_training_trains_the_teacher_and_leaves_the_run_alone(tmp_path):
     # A run with the callback is the run of somebody who brings that teacher along.
-    torch.manual_seed(3)
     model = GIFT(network(0), network(1), num_classes=CLASSES, augment=DiffAugment("crop"))
     callback = TeacherTraining(Data(), epochs=15, optimizer=lambda params: torch.optim.AdamW(params, lr=0.02))
+    torch.manual_seed(3)
     trainer = fit(model, tmp_path, callbacks=[callback])
     assert callback.accuracy > 0.8
     teacher = model.teacher
@@ -258,21 +258,18 @@ def test_teacher_training_trains_the_teacher_and_leaves_the_run_alone(tmp_path):
 
     other = network(1)
     other.load_state_dict(teacher.state_dict())
-    torch.manual_seed(3)
     alone = GIFT(network(0), other, num_classes=CLASSES, augment=DiffAugment("crop"))
+    torch.manual_seed(3)
     fit(alone, tmp_path)
     assert_equal(state(alone), state(model))
 
 
-def test_teacher_training_is_reproducible_and_keeps_the_global_generators(tmp_path):
+def test_teacher_training_does_not_depend_on_the_global_generators(tmp_path):
     teachers = []
     for seed in (0, 1):
         model = GIFT(network(0), network(1), num_classes=CLASSES)
         torch.manual_seed(seed)
         fit(model, tmp_path, max_epochs=0, callbacks=[TeacherTraining(Data(), epochs=1, seed=7)])
-        after = torch.rand(1)
-        torch.manual_seed(seed)
-        assert torch.equal(after, torch.rand(1))
         teachers.append(state(model.teacher))
     assert_equal(*teachers)
 
