@@ -102,6 +102,9 @@ class MethodModule(LightningModule):
         arguments: dict[str, Any] = {}
         for local in collect_init_args(frame, [], classes=(HyperparametersMixin,)):
             arguments.update(local)
+        accepted = inspect.signature(type(self).__init__).parameters  # a base may take what the class does not
+        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in accepted.values()):
+            arguments = {name: value for name, value in arguments.items() if name in accepted}
         self._set_hparams({name: value for name, value in arguments.items() if _is_plain(value)})
         self._hparams_name = "kwargs"
         self._hparams_initial = type(self.hparams)(self.hparams)
