@@ -25,7 +25,34 @@ if TYPE_CHECKING:
     from .tabular import TabularDataModule as TabularDataModule
     from .tabular import TabularPreprocessor as TabularPreprocessor
     from .tabular import TalentDataModule as TalentDataModule
+    from .toy import SensitiveToyDataModule as SensitiveToyDataModule
+    from .toy import ToyDependenceDataModule as ToyDependenceDataModule
+    from .transforms import ZCA as ZCA
+    from .transforms import Chain as Chain
+    from .transforms import Flatten as Flatten
+    from .transforms import RandomAffineNoise as RandomAffineNoise
+    from .transforms import RandomCropFlip as RandomCropFlip
+    from .transforms import Resize as Resize
+    from .transforms import ScaleToNorm as ScaleToNorm
+    from .transforms import Standardize as Standardize
+    from .views import Cutout as Cutout
+    from .views import MultiViewDataModule as MultiViewDataModule
+    from .views import RandomFactorResizedCrop as RandomFactorResizedCrop
+    from .views import StrongAugment as StrongAugment
+    from .views import TwoViewDataModule as TwoViewDataModule
+    from .views import build_transform as build_transform
+    from .views import render_shapes as render_shapes
+    from .vision import CIFARDataModule as CIFARDataModule
     from .vision import DigitsDataModule as DigitsDataModule
+    from .vision import DistilledDataModule as DistilledDataModule
+    from .vision import ImageDataModule as ImageDataModule
+    from .vision import ImageFolderDataModule as ImageFolderDataModule
+    from .vision import ImageNetDataModule as ImageNetDataModule
+    from .vision import ImageTableDataModule as ImageTableDataModule
     from .vision import SpuriousDigitsDataModule as SpuriousDigitsDataModule
+    from .vision import SyntheticShapesDataModule as SyntheticShapesDataModule
+    from .vision import TinyImageNetDataModule as TinyImageNetDataModule
+    from .vision import TorchvisionDataModule as TorchvisionDataModule
+    from .vision import WaterbirdsDataModule as WaterbirdsDataModule
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)
