@@ -29,16 +29,19 @@ if TYPE_CHECKING:
     from .toy import ToyDependenceDataModule as ToyDependenceDataModule
     from .transforms import ZCA as ZCA
     from .transforms import Chain as Chain
+    from .transforms import Clip as Clip
     from .transforms import Flatten as Flatten
     from .transforms import RandomAffineNoise as RandomAffineNoise
+    from .transforms import RandomColor as RandomColor
     from .transforms import RandomCropFlip as RandomCropFlip
+    from .transforms import RandomResizedCrop as RandomResizedCrop
     from .transforms import Resize as Resize
     from .transforms import ScaleToNorm as ScaleToNorm
     from .transforms import Standardize as Standardize
+    from .transforms import StrongAugment as StrongAugment
     from .views import Cutout as Cutout
     from .views import MultiViewDataModule as MultiViewDataModule
     from .views import RandomFactorResizedCrop as RandomFactorResizedCrop
-    from .views import StrongAugment as StrongAugment
     from .views import TwoViewDataModule as TwoViewDataModule
     from .views import build_transform as build_transform
     from .views import render_shapes as render_shapes

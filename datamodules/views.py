@@ -8,13 +8,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
-from torchvision.transforms.v2 import functional as vision
 
 from lightning_methods.core.checks import check_choice, check_range, check_same_rows, check_shape
 
 from .base import ArrayDataset, BaseDataModule
 from .modifiers import TwoViews, Views
-from .transforms import Chain, Cutout, RandomAffineNoise, RandomFactorResizedCrop, Resize, Standardize
+from .transforms import (
+    Chain,
+    Clip,
+    Cutout,
+    RandomAffineNoise,
+    RandomColor,
+    RandomFactorResizedCrop,
+    RandomResizedCrop,
+    Resize,
+    Standardize,
+    StrongAugment,
+)
 
 __all__ = [
     "Cutout",
@@ -40,6 +50,7 @@ def build_transform(
     scale: tuple[float, float] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    batched: bool = True,
 ) -> Callable:
     """A random augmentation by name, ending in a float tensor [channels, size, size].
 
@@ -52,7 +63,7 @@ def build_transform(
     simclr_hypersphere      crop (.2, 1), mirror, jitter (.4, .4, .4, .4) always, grey p .2
     digits                  rotation by up to 15 degrees, shift by up to an eighth, scale .85 to 1.15, brightness .7 to
     1.3,
-                            noise .1; no mirror images. Works on whole batches
+                            noise .1; no mirror images
     ======================
     ================================================================================================
 
@@ -65,9 +76,11 @@ def build_transform(
         scale: smallest and largest share of the area that a crop takes, instead of the name's own.
         mean: mean of the channels; None for no normalisation.
         std: deviation of the channels.
+        batched: True for a transform of float tensors [B, channels, H, W] in [0, 1], each image with its own draw, as
+            data sets in memory use it; False for one of single images of any size: PIL, or tensors [channels, H, W].
 
     Returns:
-        A callable for PIL images and tensors [C, H, W] (digits: float tensors [B, C, H, W]).
+        The transform; its attribute ``batched`` tells data sets how to call it.
     """
     check_choice("name", name, AUGMENTATIONS)
     check_range("size", size, 1)
@@ -82,124 +95,34 @@ def build_transform(
     normalize = None if mean is None else Standardize(mean, std)
     if name == "digits":
         return Chain(Resize(size), RandomAffineNoise(15.0, 0.125, 0.15, brightness=0.3, noise=0.1), normalize)
-
+    s = 1.0 if size >= 64 else 0.5
+    color = {
+        "cifar": RandomColor((0.4, 0.4, 0.2, 0.1), blur_p=0.5, solarize_p=0.2),
+        "moco_v2": RandomColor((0.4, 0.4, 0.4, 0.1), blur_p=0.5),
+        "simclr": RandomColor((0.8 * s, 0.8 * s, 0.8 * s, 0.2 * s), blur_p=0.5 if size >= 64 else 0.0),
+        "simclr_hypersphere": RandomColor((0.4, 0.4, 0.4, 0.4), jitter_p=1.0),
+    }[name]
     smallest = (0.2, 1.0) if name == "simclr_hypersphere" else (0.08, 1.0)
-    interpolation = InterpolationMode.BICUBIC if name == "cifar" else InterpolationMode.BILINEAR
-    crop = v2.RandomResizedCrop(size, scale=scale or smallest, interpolation=interpolation)
-    mirror, grey = v2.RandomHorizontalFlip(), v2.RandomGrayscale(0.2)
-    blur = v2.RandomApply([v2.GaussianBlur(13, sigma=(0.1, 2.0))], p=0.5)  # 13 pixels: three deviations of 2
-    strength = 1.0 if size >= 64 else 0.5
-    jitter = {
-        "cifar": (0.4, 0.4, 0.2, 0.1),
-        "moco_v2": (0.4, 0.4, 0.4, 0.1),
-        "simclr": tuple(strength * value for value in (0.8, 0.8, 0.8, 0.2)),
-        "simclr_hypersphere": (0.4, 0.4, 0.4, 0.4),
-    }[name]
-    color = v2.ColorJitter(*jitter)
-    if name != "simclr_hypersphere":
-        color = v2.RandomApply([color], p=0.8)
-    steps = {
-        "cifar": [mirror, color, grey, blur, v2.RandomSolarize(threshold=0.5, p=0.2)],
-        "moco_v2": [color, grey, blur, mirror],
-        "simclr": [mirror, color, grey, *([blur] if size >= 64 else [])],
-        "simclr_hypersphere": [mirror, color, grey],
-    }[name]
-    # Floats in [0, 1] after the crop, so that thresholds mean the same for every kind of image.
-    return _pipeline([crop, *_to_float(), *steps], normalize)
+    interpolation = "bicubic" if name == "cifar" else "bilinear"
+    return Chain(*_crop(size, batched, scale or smallest, interpolation), color, normalize)
 
 
-def _to_float() -> list[nn.Module]:
-    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+def _crop(
+    size: int, batched: bool, scale: tuple[float, float] = (0.08, 1.0), interpolation: str = "bilinear"
+) -> list[Callable]:
+    """A random resized crop and mirror image: of a batch, or of one image of any size and kind."""
+    if batched:
+        # Bicubic weights overshoot; images stay in [0, 1].
+        clip = [Clip()] if interpolation == "bicubic" else []
+        return [RandomResizedCrop(size, scale, interpolation=interpolation), *clip]
+    mode = InterpolationMode(interpolation)
+    steps = [v2.RandomResizedCrop(size, scale=scale, interpolation=mode), v2.RandomHorizontalFlip()]
+    return [v2.Compose([*steps, *to_float()]), Clip()]
 
 
-def _pipeline(steps: Sequence[nn.Module], *last: nn.Module | None) -> v2.Compose:
-    return v2.Compose([*steps, v2.ToPureTensor(), *(step for step in last if step is not None)])
-
-
-class StrongAugment(nn.Module):
-    """A number of operations drawn from the list that SCAN uses, with replacement, each with its own strength.
-
-    The list: identity, autocontrast, equalize, rotate (-30, 30 degrees), solarize (threshold 0 to 1), color, contrast,
-    brightness and sharpness (factor .05 to .95), shear in x and y (-.1, .1), translate in x and y (-.1, .1 of the
-    side), posterize (4 to 8 bits). What comes in from outside is black.
-
-    Args:
-        num_ops: how many are applied.
-    """
-
-    operations = (
-        "identity",
-        "autocontrast",
-        "equalize",
-        "rotate",
-        "solarize",
-        "color",
-        "contrast",
-        "brightness",
-        "sharpness",
-        "shear_x",
-        "translate_x",
-        "translate_y",
-        "posterize",
-        "shear_y",
-    )
-
-    def __init__(self, num_ops: int = 4) -> None:
-        super().__init__()
-        check_range("num_ops", num_ops, 0)
-        self.num_ops = num_ops
-
-    def forward(self, image: Any) -> Any:
-        """Augment a PIL image or a tensor [C, H, W] (uint8, or float in [0, 1])."""
-        for choice in torch.randint(len(self.operations), (self.num_ops,)).tolist():
-            image = self.apply(image, self.operations[choice], float(torch.rand(())))
-        return image
-
-    @staticmethod
-    def apply(image: Any, operation: str, u: float) -> Any:
-        """Apply one operation.
-
-        Args:
-            image: PIL image or tensor.
-            operation: its name.
-            u: its strength in its range, in [0, 1].
-        """
-        height, width = vision.get_size(image)
-        signed = 2 * u - 1
-        factor = 0.05 + 0.9 * u
-        if operation == "identity":
-            return image
-        if operation == "autocontrast":
-            return vision.autocontrast(image)
-        if operation == "equalize":
-            return vision.equalize(image)
-        if operation == "rotate":
-            return vision.rotate(image, 30 * signed)
-        if operation == "solarize":
-            top = 1.0 if isinstance(image, Tensor) and image.is_floating_point() else 256
-            return vision.solarize(image, u * top if top == 1.0 else int(u * top))
-        if operation == "color":
-            return vision.adjust_saturation(image, factor)
-        if operation == "contrast":
-            return vision.adjust_contrast(image, factor)
-        if operation == "brightness":
-            return vision.adjust_brightness(image, factor)
-        if operation == "sharpness":
-            return vision.adjust_sharpness(image, factor)
-        if operation == "posterize":
-            return vision.posterize(image, min(4 + int(5 * u), 8))
-        shear, shift = [0.0, 0.0], [0, 0]
-        if operation.startswith("shear"):
-            # Degrees: the image's coordinates change by a tenth at most.
-            shear[operation == "shear_y"] = float(torch.rad2deg(torch.tensor(0.1 * signed).atan()))
-        else:
-            side, axis = (width, 0) if operation == "translate_x" else (height, 1)
-            shift[axis] = round(0.1 * signed * side)
-        return vision.affine(image, angle=0.0, translate=shift, scale=1.0, shear=shear)
-
-    def extra_repr(self) -> str:
-        """The number of operations."""
-        return f"num_ops={self.num_ops}"
+def to_float() -> list[nn.Module]:
+    """Steps that make a float tensor in [0, 1] of a PIL image or a tensor."""
+    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()]
 
 
 # drawn images
@@ -291,6 +214,7 @@ class _ViewsDataModule(BaseDataModule):
 
         self.dataset = dataset
         self.is_digits = isinstance(dataset, DigitsDataModule)
+        self.in_memory = self.is_digits or getattr(dataset, "in_memory", False)
         self.available_splits = dataset.available_splits
         self.classes = dataset.classes
         self.val_per_class = dataset.val_per_class
@@ -392,7 +316,7 @@ class TwoViewDataModule(_ViewsDataModule):
         if augmentation is None or isinstance(augmentation, str):
             name = augmentation or ("digits" if self.is_digits else "cifar")
             channels = inner.channels if self.is_digits else len(inner.mean)
-            self._view = build_transform(name, _size(inner), channels, scale=crop_scale)
+            self._view = build_transform(name, _size(inner), channels, scale=crop_scale, batched=self.in_memory)
         elif crop_scale is not None:
             raise ValueError("crop_scale is of an augmentation that is given by name.")
 
@@ -482,8 +406,7 @@ class MultiViewDataModule(_ViewsDataModule):
         """The weak view."""
         if self.is_digits:
             return self._complete(RandomAffineNoise(degrees=10.0, translate=0.125, scale=0.1))
-        crop = [v2.RandomResizedCrop(self.size), v2.RandomHorizontalFlip()]
-        return self._complete(_pipeline([*crop, *_to_float()]))
+        return self._complete(Chain(*_crop(self.size, self.in_memory)))
 
     def strong_transform(self) -> Callable:
         """The strong view."""
@@ -491,6 +414,7 @@ class MultiViewDataModule(_ViewsDataModule):
         if self.is_digits:
             affine = RandomAffineNoise(degrees=20.0, translate=0.125, scale=0.2, brightness=0.3, noise=0.1)
             return self._complete(affine, cut)
-        strong = StrongAugment(self.num_strong_ops) if self.strong == "scan" else v2.RandAugment(self.num_strong_ops)
-        crop = [v2.RandomHorizontalFlip(), v2.RandomResizedCrop(self.size)]
-        return self._complete(_pipeline([*crop, strong, *_to_float()]), cut)
+        if self.strong == "scan":
+            return self._complete(Chain(*_crop(self.size, self.in_memory), StrongAugment(self.num_strong_ops)), cut)
+        strong = v2.Compose([v2.ToDtype(torch.uint8, scale=True), v2.RandAugment(self.num_strong_ops), *to_float()])
+        return self._complete(Chain(*_crop(self.size, batched=False), strong), cut)

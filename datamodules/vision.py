@@ -28,7 +28,7 @@ from lightning_methods.core.io import safe_unpickle
 from .base import ArrayDataset, BaseDataModule
 from .modifiers import SpuriousBackground, Subset
 from .transforms import ZCA, Chain, Flatten, RandomCropFlip, RandomFactorResizedCrop, Resize, ScaleToNorm, Standardize
-from .views import render_shapes
+from .views import render_shapes, to_float
 
 __all__ = [
     "CIFARDataModule",
@@ -279,7 +279,7 @@ class ImageDataModule(BaseDataModule):
             crop += [] if self.size == self.own_size else [v2.Resize((self.size, self.size))]
         else:
             crop = [v2.RandomResizedCrop(self.size), *flip]
-        return v2.Compose([*crop, *_to_float(), *filter(None, [self.normalizer()])])
+        return v2.Compose([*crop, *to_float(), *filter(None, [self.normalizer()])])
 
     def default_eval_transform(self) -> Callable | None:
         """Resized and normalised."""
@@ -289,14 +289,10 @@ class ImageDataModule(BaseDataModule):
         resize = [v2.Resize((self.size, self.size))]
         if self.own_size is None:
             resize = [v2.Resize(self.size * 8 // 7), v2.CenterCrop(self.size)]
-        return v2.Compose([*resize, *_to_float(), *filter(None, [self.normalizer()])])
+        return v2.Compose([*resize, *to_float(), *filter(None, [self.normalizer()])])
 
     def _resize(self) -> Resize | None:
         return None if self.image_size in (None, self.own_size) else Resize(self.image_size)
-
-
-def _to_float() -> list[nn.Module]:
-    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()]
 
 
 def _mean_std(normalize: Any) -> tuple[Sequence[float], Sequence[float]]:
