@@ -342,7 +342,9 @@ def _csv_logger(root: str, ckpt_path: str | None, subcommand: str | None) -> CSV
     if rank_zero_only.rank == 0 and metrics.is_file():
         rows = metrics.read_text(encoding="utf-8")
         metrics.unlink()  # the writer would delete it
-        writer = logger.experiment
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "the folder is not empty": on purpose
+            writer = logger.experiment
         metrics.write_text(rows, encoding="utf-8")
         writer.metrics_keys = rows.partition("\n")[0].strip().split(",")
     return logger

@@ -1,7 +1,7 @@
 """What every method promises, tried on each by a configuration that needs no download.
 
-A new method gets these tests by existing. One whose configuration has an expensive first stage (a teacher, a pretraining) may shorten it for this file in
-``tests/<slug>/contract.yaml``, which is stacked on top.
+A new method gets these tests by existing. One whose configuration has an expensive first stage (a teacher, a
+pretraining) may shorten it for this file in ``tests/<slug>/contract.yaml``, which is stacked on top.
 """
 
 from __future__ import annotations

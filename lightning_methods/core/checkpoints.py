@@ -36,7 +36,7 @@ def load_submodule(path: str | Path, prefix: str, into: nn.Module, strict: bool 
         path: a Lightning checkpoint, or a file with a plain state dict; loaded with ``weights_only=True``.
         prefix: name of the part in the checkpoint, e.g. "backbone"; "" for the whole state.
         into: gets the weights.
-        strict: every weight has to be there and to be known here; otherwise those that have a name in common are loaded.
+        strict: every weight has to be there and known here; otherwise those with a name in common are loaded.
 
     Returns:
         ``into``.

@@ -9,9 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.core.mixins import HyperparametersMixin
 from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
-from lightning.pytorch.utilities.parsing import collect_init_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
@@ -44,6 +42,21 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, value.keys())) and all(map(_is_plain, value.values()))
     return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _constructor_arguments(instance: Any, frame: Any) -> dict[str, Any]:
+    """What the constructors of an instance were called with, from the base's frame up to that of its class."""
+    outermost = inspect.unwrap(type(instance).__init__).__code__
+    found: dict[str, Any] = {}
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__init__" and frame.f_locals.get(code.co_varnames[0]) is instance:
+            names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+            found.update({name: frame.f_locals[name] for name in names})
+            if code is outermost:
+                break
+        frame = frame.f_back
+    return found
 
 
 class _Default:
@@ -99,9 +112,7 @@ class MethodModule(LightningModule):
         if given is not None and given.get("_class_path", path).rsplit(".", 1)[-1] == type(self).__name__:
             self.save_hyperparameters()  # the command line's own configuration: plain by construction
             return
-        arguments: dict[str, Any] = {}
-        for local in collect_init_args(frame, [], classes=(HyperparametersMixin,)):
-            arguments.update(local)
+        arguments = _constructor_arguments(self, frame)
         accepted = inspect.signature(type(self).__init__).parameters  # a base may take what the class does not
         if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in accepted.values()):
             arguments = {name: value for name, value in arguments.items() if name in accepted}
