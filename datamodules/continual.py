@@ -166,6 +166,11 @@ class ContinualDataModule(BaseDataModule):
         FileNotFoundError: the files are missing; the message says where they come from.
     """
 
+    @property
+    def downloads(self) -> bool:
+        """Whether the problem's files have to be fetched: for all but the digits."""
+        return "digits" not in self.problem
+
     def __init__(
         self,
         problem: Problem = "permuted_digits",
@@ -260,7 +265,7 @@ class ContinualDataModule(BaseDataModule):
         return chosen.replace(transforms={"x": self._transform()}, training=True, seed=self.seed)
 
     def _transform(self) -> Callable | None:
-        from .vision import Chain, Flatten
+        from .transforms import Chain, Flatten
 
         chain = Chain(self.train_transform, Flatten() if self.flatten else None)
         return chain if chain.transforms else None
