@@ -530,6 +530,27 @@ trainer: {max_epochs: 5, accelerator: cpu}
 # documents
 
 
+RESULTS = sorted((REPOSITORY / "docs" / "claims").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=[path.stem for path in RESULTS])
+def test_saved_result_is_that_of_the_claim(path: Path):
+    """A claim that was edited after its runs has to be run again."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    claim = load_claim(REPOSITORY / "configs" / path.stem / "claim.yaml", REPOSITORY)
+    assert (result["claim"], result["source"]) == (claim.claim, claim.source)
+    assert set(result["seeds"]) >= set(claim.seeds)
+    assert list(result["runs"]) == claim.shown
+    assert [item["expression"] for item in result["expect"]] == [item.expression.text for item in claim.expect]
+    assert result["holds"] is all(item["holds"] for item in result["expect"])
+    assert path.with_suffix(".png").exists()
+
+
+def test_documents_show_the_saved_results():
+    """``python -m lightning_methods.claims --table`` brings them up to date."""
+    assert update_documents(REPOSITORY, check=True) == []
+
+
 def test_table_and_card(root: Path):
     write(root, note="A toy.")
     assert run(root)[0] == 0

@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from jsonargparse import ArgumentParser
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_methods.claims.definition import find_claims, load_claim, plan
-from lightning_methods.cli import MethodCLI, _expand, _expand_arguments
+from lightning_methods.cli import MethodCLI, _expand_arguments
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "configs"
@@ -115,26 +113,6 @@ def test_overlay(name: str, tmp_path: Path):
     base = tmp_path / "base.yaml"
     base.write_text("model: tests.claims_toy_module.ToyRegression\ndata: tests.claims_toy_module.ToyData\n")
     parse(["fit", "--config", str(base), "--config", str(FOLDER / "trainer" / name)])
-
-
-def parse_data(config: Any) -> LightningDataModule:
-    """The data module of a config, without its model."""
-    data_parser = ArgumentParser(exit_on_error=False)
-    data_parser.add_subclass_arguments(LightningDataModule, "data")
-    return data_parser.instantiate_classes(data_parser.parse_object({"data": _expand(config)})).data
-
-
-@pytest.mark.parametrize("folder", sorted(path.name for path in FOLDER.iterdir() if path.is_dir()))
-def test_each_method_has_a_config_without_a_download(folder: str):
-    if not (ROOT / "lightning_methods" / folder / "module.py").exists():
-        pytest.skip("not the folder of a method")
-    for path in sorted((FOLDER / folder).glob("*.yaml")):
-        if path.name == "claim.yaml" or fetches_weights(yaml.safe_load(path.read_text(encoding="utf-8"))):
-            continue
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
-        if not getattr(parse_data(data), "downloads", False):
-            return
-    pytest.fail(f"every config in configs/{folder} needs a download")
 
 
 @pytest.mark.parametrize("slug", CLAIMS)

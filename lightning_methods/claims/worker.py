@@ -104,6 +104,9 @@ def work_apart(folder: Path, root: Path, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     os.chdir(root)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    if "torch" in sys.modules and sys.modules["torch"].cuda._is_in_bad_fork():
+        # The server's imports have touched the GPU, which a forked process cannot use: start again from nothing.
+        os.execv(sys.executable, [sys.executable, "-m", __name__, str(folder)])
     work(folder)
 
 
