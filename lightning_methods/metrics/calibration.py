@@ -110,6 +110,7 @@ def draw_reliability_bins(
     *,
     title: str | None = None,
     color: str = "#0072B2",
+    text: str | None = None,
 ) -> None:
     """Draw bins (:func:`reliability_bins`): accuracy, the gap to the confidence, and above it where the samples lie.
 
@@ -120,6 +121,7 @@ def draw_reliability_bins(
         ax: axes to draw on.
         title: title above the diagram.
         color: of the accuracy bars.
+        text: what the box says; None for calibration error, accuracy and mean confidence.
     """
     from mpl_toolkits.axes_grid1 import make_axes_locatable
 
@@ -146,7 +148,7 @@ def draw_reliability_bins(
     ax.text(
         0.04,
         0.96,
-        f"ECE {error:.3f}\naccuracy {right:.3f}\nmean confidence {mean:.3f}",
+        text or f"ECE {error:.3f}\naccuracy {right:.3f}\nmean confidence {mean:.3f}",
         transform=ax.transAxes,
         va="top",
         fontsize=8.5,
