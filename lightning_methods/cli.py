@@ -187,6 +187,14 @@ class MethodCLI(LightningCLI):
         """Parse the arguments with the short names expanded."""
         self.config = parser.parse_args(args)
 
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """Build the whole parser of the subcommand that was named; the others need no more than their description."""
+        named = [argument for argument in self._arguments if argument in self.subcommands()]
+        if named and subcommand not in named:
+            self._subcommand_method_arguments[subcommand] = []
+            return self.init_parser(**kwargs)
+        return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the switch for the test at the end of ``fit``."""
         parser.add_argument(

@@ -1,0 +1,34 @@
+"""Methods that act together in one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lightning_methods.cli import run
+
+ROOT = Path(__file__).parents[1]
+SHORT = [
+    "--trainer.max_epochs=2",
+    "--trainer.limit_train_batches=4",
+    "--trainer.log_every_n_steps=1",
+    "--trainer.accelerator=cpu",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_gift_with_diffoci(tmp_path):
+    """The penalty acts on the student of another method, and only its part of the loss differs."""
+    config = str(ROOT / "configs/recipes/gift_with_diffoci.yaml")
+    cli = run(["fit", "--config", config, *SHORT, f"--trainer.default_root_dir={tmp_path}"])
+    assert "test/acc" in cli.test_metrics
+    header = next(tmp_path.rglob("metrics.csv")).read_text().partition("\n")[0].split(",")
+    assert {"train/DifFOCIRegularizer", "teacher/acc"} <= set(header)
+    assert "training_step" not in vars(cli.model)
