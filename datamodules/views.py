@@ -36,14 +36,14 @@ __all__ = [
     "render_shapes",
 ]
 
-AUGMENTATIONS = ("cifar", "moco_v2", "simclr", "simclr_hypersphere", "digits")
+AUGMENTATIONS = ("crop", "cifar", "moco_v2", "simclr", "simclr_hypersphere", "digits")
 
 
 # pipelines
 
 
 def build_transform(
-    name: Literal["cifar", "moco_v2", "simclr", "simclr_hypersphere", "digits"],
+    name: Literal["crop", "cifar", "moco_v2", "simclr", "simclr_hypersphere", "digits"],
     size: int,
     channels: int = 3,
     *,
@@ -54,18 +54,14 @@ def build_transform(
 ) -> Callable:
     """A random augmentation by name, ending in a float tensor [channels, size, size].
 
-    ======================
-    ================================================================================================ cifar
-        crop (.08, 1), mirror, jitter (.4, .4, .2, .1) p .8, grey p .2, blur p .5, solarize p .2 moco_v2
-        crop (.08, 1), jitter (.4, .4, .4, .1) p .8, grey p .2, blur p .5, mirror
-    simclr                  crop (.08, 1), mirror, jitter (.8, .8, .8, .2) s p .8, grey p .2, blur p .5;
-                            below 64 pixels s = .5 and no blur, as the authors do on CIFAR, else s = 1
-    simclr_hypersphere      crop (.2, 1), mirror, jitter (.4, .4, .4, .4) always, grey p .2
-    digits                  rotation by up to 15 degrees, shift by up to an eighth, scale .85 to 1.15, brightness .7 to
-    1.3,
-                            noise .1; no mirror images
-    ======================
-    ================================================================================================
+    * "crop": crop (.08, 1), mirror: the usual training of classifiers and linear probes;
+    * "cifar": crop (.08, 1), mirror, jitter (.4, .4, .2, .1) p .8, grey p .2, blur p .5, solarize p .2;
+    * "moco_v2": crop (.08, 1), jitter (.4, .4, .4, .1) p .8, grey p .2, blur p .5, mirror;
+    * "simclr": crop (.08, 1), mirror, jitter (.8, .8, .8, .2) s p .8, grey p .2, blur p .5; below 64 pixels s = .5 and
+      no blur, as the authors do on CIFAR, else s = 1;
+    * "simclr_hypersphere": crop (.2, 1), mirror, jitter (.4, .4, .4, .4) always, grey p .2;
+    * "digits": rotation by up to 15 degrees, shift by up to an eighth, scale .85 to 1.15, brightness .7 to 1.3,
+      noise .1; no mirror images.
 
     Jitter is brightness, contrast, saturation and hue; the deviation of the blur is uniform in (.1, 2) pixels.
 
@@ -97,6 +93,7 @@ def build_transform(
         return Chain(Resize(size), RandomAffineNoise(15.0, 0.125, 0.15, brightness=0.3, noise=0.1), normalize)
     s = 1.0 if size >= 64 else 0.5
     color = {
+        "crop": None,
         "cifar": RandomColor((0.4, 0.4, 0.2, 0.1), blur_p=0.5, solarize_p=0.2),
         "moco_v2": RandomColor((0.4, 0.4, 0.4, 0.1), blur_p=0.5),
         "simclr": RandomColor((0.8 * s, 0.8 * s, 0.8 * s, 0.2 * s), blur_p=0.5 if size >= 64 else 0.0),
@@ -215,6 +212,7 @@ class _ViewsDataModule(BaseDataModule):
         self.dataset = dataset
         self.is_digits = isinstance(dataset, DigitsDataModule)
         self.in_memory = self.is_digits or getattr(dataset, "in_memory", False)
+        self.downloads = dataset.downloads
         self.available_splits = dataset.available_splits
         self.classes = dataset.classes
         self.val_per_class = dataset.val_per_class

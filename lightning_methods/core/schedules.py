@@ -91,13 +91,7 @@ class WarmupSchedule(LRScheduler):
         return [base * factor for base in self.base_lrs]
 
 
-def warmup_cosine(
-    optimizer: Optimizer,
-    warmup: float = 0,
-    total_steps: int | None = None,
-    min_ratio: float = 0.0,
-    start_factor: float = 0.0,
-) -> LRScheduler:
+class warmup_cosine(WarmupSchedule):  # noqa: N801 - called like a function; a class, so that YAML can give it arguments
     """Linear warm-up, then half a cosine down to ``min_ratio`` of the initial rate; see :class:`WarmupSchedule`.
 
     Args:
@@ -114,16 +108,19 @@ def warmup_cosine(
         >>> [round(schedule.factor(step), 2) for step in range(7)]
         [0.0, 0.5, 1.0, 0.85, 0.5, 0.15, 0.0]
     """
-    return WarmupSchedule(optimizer, "cosine", warmup, total_steps, min_ratio, start_factor)
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        warmup: float = 0,
+        total_steps: int | None = None,
+        min_ratio: float = 0.0,
+        start_factor: float = 0.0,
+    ) -> None:
+        super().__init__(optimizer, "cosine", warmup, total_steps, min_ratio, start_factor)
 
 
-def warmup_linear(
-    optimizer: Optimizer,
-    warmup: float = 0,
-    total_steps: int | None = None,
-    min_ratio: float = 0.0,
-    start_factor: float = 0.0,
-) -> LRScheduler:
+class warmup_linear(WarmupSchedule):  # noqa: N801
     """Linear warm-up, then a line down to ``min_ratio`` of the initial rate; see :class:`WarmupSchedule`.
 
     Args:
@@ -133,12 +130,19 @@ def warmup_linear(
         min_ratio: factor at the end.
         start_factor: factor of the very first call.
     """
-    return WarmupSchedule(optimizer, "linear", warmup, total_steps, min_ratio, start_factor)
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        warmup: float = 0,
+        total_steps: int | None = None,
+        min_ratio: float = 0.0,
+        start_factor: float = 0.0,
+    ) -> None:
+        super().__init__(optimizer, "linear", warmup, total_steps, min_ratio, start_factor)
 
 
-def warmup_constant(
-    optimizer: Optimizer, warmup: float = 0, total_steps: int | None = None, start_factor: float = 0.0
-) -> LRScheduler:
+class warmup_constant(WarmupSchedule):  # noqa: N801
     """Linear warm-up, then the initial rate; see :class:`WarmupSchedule`.
 
     Args:
@@ -147,4 +151,12 @@ def warmup_constant(
         total_steps: length of the run in calls; needed for a share only, None is filled in from the trainer.
         start_factor: factor of the very first call.
     """
-    return WarmupSchedule(optimizer, "constant", warmup, total_steps, start_factor=start_factor)
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        warmup: float = 0,
+        total_steps: int | None = None,
+        start_factor: float = 0.0,
+    ) -> None:
+        super().__init__(optimizer, "constant", warmup, total_steps, start_factor=start_factor)

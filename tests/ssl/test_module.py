@@ -247,7 +247,7 @@ def test_logs():
     trainer = trainer_for(1)
     data = Views()
     trainer.fit(module, data)
-    logged = {k for k in trainer.callback_metrics}
+    logged = set(trainer.callback_metrics)
     assert {"train/loss", "train/ssl_loss", "train/regularizer", "val/wasserstein_uniformity"} <= logged
     assert "val/alignment" not in logged
     module.eval()
@@ -416,7 +416,7 @@ def test_online_probe_learns_and_leaves_the_encoder_alone():
         module = build("SimCLR")
         trainer = trainer_for(5, callbacks=callbacks)
         trainer.fit(module, Views())
-        states.append({k: v for k, v in module.state_dict().items()})
+        states.append(copy.deepcopy(module.state_dict()))
         metrics = trainer.callback_metrics
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
     assert {"train/probe_loss", "val/probe_acc", "val/probe_acc5", "val/knn_acc", "val/knn_acc5"} <= set(metrics)
