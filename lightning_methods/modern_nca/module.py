@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -184,6 +185,11 @@ class ModernNCA(CandidateModule):
 
     def _predict_batch(self, x: Tensor, y: Tensor, sampled_x: Tensor, sampled_y: Tensor) -> Tensor:
         batch, sampled = check_same_rows(x=x, y=y), len(sampled_x)
+        if batch == 1 and sampled == 0:
+            raise ValueError(
+                f"a batch of one row with no sampled row leaves no candidate: sample_rate={self.sample_rate} of the "
+                "other training rows is less than one. Raise it, or use drop_last."
+            )
         if sampled == 0:
             query = keys = self.encoder(x)
         elif self.joint_forward or batch == 1 or sampled == 1:  # BatchNorm has no statistics of one row
@@ -198,7 +204,7 @@ class ModernNCA(CandidateModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Loss of the batch, predicted from itself and a fresh sample of the other training rows."""
         index = getattr(batch, "index", None)
-        if index is None:
+        if not isinstance(index, Tensor):  # a plain tuple has a method of this name
             raise ValueError(
                 "ModernNCA trains on batches with the fields x, y and index (IndexedBatch): without the index a row "
                 "could not be kept out of its own candidates. Add the modifier WithIndex() to the data module."
@@ -229,14 +235,23 @@ class ModernNCA(CandidateModule):
 
     # the embeddings of the store are computed once per evaluation
 
+    @contextmanager
+    def cached_candidates(self) -> Iterator[None]:
+        """Inside the block the stored rows are embedded once and not for every call; the weights must not change there.
+
+        Raises:
+            RuntimeError: nothing is stored.
+        """
+        self._cache()
+        try:
+            yield
+        finally:
+            self._cached = None
+
     def _cache(self) -> None:
         self.require_candidates()
-        context = nullcontext() if self._trainer is None else self.trainer.precision_plugin.forward_context()
-        with context:
+        with nullcontext() if self._trainer is None else self.trainer.precision_plugin.forward_context():
             self._cached = self.embed(self.candidate_x)
-
-    def _drop_cache(self) -> None:
-        self._cached = None
 
     def on_validation_epoch_start(self) -> None:
         """Embed the stored rows."""
@@ -244,7 +259,7 @@ class ModernNCA(CandidateModule):
 
     def on_validation_epoch_end(self) -> None:
         """Drop the embeddings: training goes on."""
-        self._drop_cache()
+        self._cached = None
 
     def on_test_epoch_start(self) -> None:
         """Embed the stored rows."""
@@ -252,7 +267,7 @@ class ModernNCA(CandidateModule):
 
     def on_test_epoch_end(self) -> None:
         """Drop the embeddings."""
-        self._drop_cache()
+        self._cached = None
 
     def on_predict_epoch_start(self) -> None:
         """Embed the stored rows."""
@@ -260,7 +275,7 @@ class ModernNCA(CandidateModule):
 
     def on_predict_epoch_end(self) -> None:
         """Drop the embeddings."""
-        self._drop_cache()
+        self._cached = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the cached embeddings out of pickles and copies."""
