@@ -18,7 +18,8 @@ from lightning_methods.core.checks import check_choice, check_range
 
 __all__ = ["ArrayDataset", "BaseDataModule", "EpochSampler", "as_float_image", "collate", "stratified_parts"]
 
-Modifier = Callable[["ArrayDataset"], "ArrayDataset"]
+# dataset -> dataset. No argument types: with them jsonargparse would look for subclasses of the result.
+Modifier = Callable
 LABEL_FIELDS = ("y", "label", "target")
 
 
