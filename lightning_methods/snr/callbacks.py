@@ -112,6 +112,11 @@ class _Nothing:
     hook = staticmethod(_nothing)
 
 
+def _own_state(callback: Callback) -> dict[str, Any]:
+    """A callback's attributes without what the trainer hangs on it, which leads to the module and the trainer."""
+    return {name: value for name, value in callback.__dict__.items() if name not in ("log", "log_dict")}
+
+
 def _refuse_sharding(trainer: Trainer, pl_module: LightningModule, who: str) -> None:
     """Raise where parameters are spread over processes: single rows cannot be changed there.
 
@@ -239,7 +244,7 @@ class UnitResetCallback(Callback):
             examples: examples that each unit has seen, on all ranks.
         """
 
-    def select(self, trainer: Trainer) -> Tensor | None:
+    def select(self) -> Tensor | None:
         """The units to reset after an optimiser step, bool [units]; None if nothing is due."""
         return None
 
@@ -377,7 +382,7 @@ class UnitResetCallback(Callback):
         if not self._state_checked:
             self._check_optimizers(trainer)
         if self.steps % self.check_every_n_steps == 0:
-            mask = self.select(trainer)
+            mask = self.select()
             if mask is not None:
                 self._reset(trainer, mask)
         self.after_step()
@@ -480,7 +485,7 @@ class UnitResetCallback(Callback):
             self.state[name] = value.to(device)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handles": [], "watched": [], "watching": False, "_fired": [], "_examples": []}
+        return {**_own_state(self), "_handles": [], "watched": [], "watching": False, "_fired": [], "_examples": []}
 
 
 def _acts(norm: nn.Module | None) -> bool:
@@ -664,7 +669,7 @@ class SelfNormalizedResets(UnitResetCallback):
             state["observations"] = state["observations"] + fired
         state["ages"], _ = update_ages(fired, ages, examples)
 
-    def select(self, trainer: Trainer) -> Tensor:
+    def select(self) -> Tensor:
         """The units whose silence is beyond their percentile."""
         state = self.state
         ages = state["ages"]
@@ -789,7 +794,7 @@ class ReDo(_ActivationCallback):
     def _due(self) -> bool:
         return (self.steps + 1) % self.period == 0
 
-    def select(self, trainer: Trainer) -> Tensor | None:
+    def select(self) -> Tensor | None:
         """The dormant units, when it is time."""
         if self.steps % self.period:
             return None
@@ -853,7 +858,7 @@ class ContinualBackprop(_ActivationCallback):
     def _in_table(self, values: Tensor, fill: float) -> Tensor:
         return values.new_full(self._table, fill).flatten().index_copy(0, self._place, values).view(self._table)
 
-    def select(self, trainer: Trainer) -> Tensor:
+    def select(self) -> Tensor:
         """Update the utilities; the lowest of the mature units, as many as each layer has saved up for."""
         state = self.state
         magnitude, mean, used = self._means()
@@ -976,7 +981,7 @@ class L2Init(L2Regularization):
         self._restored = state_dict.get("initial")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_by_parameter": {}}
+        return {**_own_state(self), "_by_parameter": {}}
 
 
 class ShrinkAndPerturb(_ParameterCallback):

@@ -426,7 +426,7 @@ def check_optimizer_state(
                     raise ValueError(
                         f"the state {key!r} of {type(one).__name__} (shape {list(value.shape)}, {value.dtype}) cannot "
                         f"be reset for single units of a parameter of shape {list(parameter.shape)}. Use an optimiser "
-                        "that keeps one number per entry: Adam(W), SGD, NAdam, RAdam, Adamax, RMSprop, Adagrad, Adadelta."
+                        "that keeps one number per entry: Adam(W), NAdam, RAdam, Adamax, SGD, RMSprop, Adagrad."
                     )
 
 
