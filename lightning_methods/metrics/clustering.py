@@ -323,7 +323,8 @@ class ClusterCalibrationError(Metric):
         bins = confidence_bins(confidence, self.num_bins)
         flat = (bins * self.num_clusters + preds) * self.num_classes + target
         self.counts += torch.bincount(flat, minlength=self.counts.numel()).view_as(self.counts)
-        self.confidence.index_add_(0, bins, confidence.double())
+        # A module in half precision takes the state with it: sum in float64 whatever became of it.
+        self.confidence = self.confidence.double().index_add(0, bins, confidence.double())
 
     def compute(self) -> Tensor:
         """The calibration error, a scalar; nan without samples."""
