@@ -117,7 +117,7 @@ class ToyDependenceDataModule(_GeneratedTable):
 
         if self.kind == "sines":
             u = 3 * normal(n, 1)
-            grid = torch.cartesian_prod(torch.linspace(0.1, 2, 2), torch.linspace(0.1, 2, 15), torch.linspace(-1, 1, 4))
+            grid = torch.cartesian_prod(torch.linspace(0.1, 2, 4), torch.linspace(0.1, 2, 15), torch.linspace(-1, 1, 4))
             a, b, c = grid.T
             x = a * torch.sin(b * u + c) + self.noise * normal(n, 240)
             return x, u[:, 0].sin() + self.noise * normal(n), {}
