@@ -402,6 +402,8 @@ class TabularCSVDataModule(TabularDataModule):
     default_val_size = 0.15
     default_test_size = 0.10
 
+    downloads = True
+
     def __init__(
         self,
         path: str,
@@ -607,6 +609,8 @@ class TalentDataModule(TabularDataModule):
 
     available_splits = ("train", "val", "test")
     batch_type = IndexedBatch
+
+    downloads = True
 
     def __init__(
         self,
