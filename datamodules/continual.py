@@ -349,7 +349,9 @@ class ContinualDataModule(BaseDataModule):
         if per_deck == 0:
             raise ValueError(f"{total} classes are too few for tasks of {sizes}.")
         deck, place = divmod(rounds, per_deck)
-        order = torch.randperm(total, generator=torch.Generator().manual_seed(self._task_seed(-1 - deck)))
+        # Three numbers: not the seed of any task. (No negative number would do: hash(-1) is hash(-2).)
+        seed = hash((self.seed, deck, 1)) & 0x7FFF_FFFF_FFFF_FFFF
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
         start = place * sum(sizes) + sum(sizes[:turn])
         return order[start : start + sizes[turn]].tolist()
 

@@ -25,11 +25,11 @@ class ContinualClassifier(MethodModule):
     Online accuracy is the accuracy on a batch before the update on it. Task accuracy is its mean over a task; the
     headline is the mean task accuracy over the last tenth of the tasks.
 
-    Logs ``train/loss`` and ``train/online_acc`` (of single batches, every ``log_every_n_steps``), ``train/task_acc`` and
-    ``train/task_loss`` (when a task ends), ``train/first_tasks_acc`` and ``train/last_tasks_acc`` (at the end; over a
-    tenth of the tasks each); ``test/acc`` and ``test/loss`` on the data module's test set, which is the last task's data,
-    and beside them ``test/first_tasks_acc`` and ``test/last_tasks_acc``: the online accuracies of the training, for
-    whoever reads the test's results.
+    Logs ``train/loss`` and ``train/online_acc`` (of single batches, every ``log_every_n_steps``), ``train/task_acc``
+    and ``train/task_loss`` (when a task ends), ``train/first_tasks_acc`` and ``train/last_tasks_acc`` (at the end; over
+    a tenth of the tasks each); ``test/acc`` and ``test/loss`` on the data module's test set, which is the last task's
+    data, and beside them ``test/first_tasks_acc`` and ``test/last_tasks_acc``: the online accuracies of the training,
+    for whoever reads the test's results.
 
     Methods that keep the network plastic are callbacks: :class:`~lightning_methods.snr.SelfNormalizedResets` and its
     competitors.
