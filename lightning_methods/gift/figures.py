@@ -99,8 +99,8 @@ def _refinement(axis: Axes, checkpoint: Path) -> None:
     axis.set_xlabel(f"class; this digit is a {int(target[hardest])}")
     axis.set_ylabel("label at unit length")
     axis.set_title("A soft label before and after")
-    axis.margins(y=0.15)
+    axis.set_ylim(1.1 * float(soft.min()), 3.2 * float(refined.max()))  # room for the digit
     axis.legend(loc="upper left", fontsize=8.5)
-    inset = axis.inset_axes([0.8, 0.74, 0.2, 0.26])
+    inset = axis.inset_axes([0.78, 0.7, 0.22, 0.3])
     inset.imshow(images[hardest, 0], cmap="gray_r")
     inset.set_axis_off()
