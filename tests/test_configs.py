@@ -63,14 +63,14 @@ class Parsed(MethodCLI):
 
 
 @cache
-def parser() -> Any:
+def parser(subcommand: str) -> Any:
     """The command line's parser; made once, because that takes longer than parsing."""
     toy = "tests.claims_toy_module"
-    return Parsed(["fit", f"--model={toy}.ToyRegression", f"--data={toy}.ToyData"]).parser
+    return Parsed([subcommand, f"--model={toy}.ToyRegression", f"--data={toy}.ToyData"]).parser
 
 
 def parse(arguments: list[str]) -> Any:
-    return parser().parse_args(_expand_arguments(arguments))
+    return parser(arguments[0]).parse_args(_expand_arguments(arguments))
 
 
 @pytest.fixture(autouse=True)
