@@ -127,6 +127,13 @@ def _purpose(folder: Path) -> str:
     return text.split("\n\n")[0].replace("\n", " ").strip()
 
 
+def _verdict(summary: dict[str, Any]) -> str:
+    """The verdict, and how many of several expectations hold where not all do."""
+    held = [item["holds"] for item in summary["expect"]]
+    some = f": {sum(held)} of {len(held)} expectations do" if len(held) > 1 and not all(held) else ""
+    return HOLDS[summary["holds"]] + some
+
+
 def methods_table(root: Path) -> str:
     """The README's table: every method that has a card, what it is, and how its claim came out."""
     results = read_results(root)
@@ -137,7 +144,7 @@ def methods_table(root: Path) -> str:
             continue
         found = results.get(slug)
         claim = found["claim"] if found else ""
-        held = f"[{HOLDS[found['holds']]}](docs/claims/{slug}.json)" if found else "not run"
+        held = f"[{_verdict(found)}](docs/claims/{slug}.json)" if found else "not run"
         rows.append([f"[{slug}](lightning_methods/{slug}/README.md)", _purpose(card.parent), claim, held])
     return _markdown_table(["method", "what it is", "claim, checked at small scale", "verdict"], rows, right=False)
 
