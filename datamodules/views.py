@@ -258,9 +258,9 @@ class _ViewsDataModule(BaseDataModule):
 
 
 class TwoViewDataModule(_ViewsDataModule):
-    """Two random views of every training image (``TwoViewBatch``); validation and test give ``(x, y)`` without
-    augmentation.
+    """Two random views of every training image, as ``TwoViewBatch``.
 
+    Validation and test give ``(x, y)`` without augmentation.
     ``memory_dataloader()`` gives the training images without augmentation, for neighbours and probes. Normalisation is
     the set's own; digits and other sets in [0, 1] stay there.
 
@@ -344,10 +344,9 @@ class MultiViewDataModule(_ViewsDataModule):
     By default all images, also those of the test split, are for training and for evaluation, which sees them clean as
     ``(x, y)``: the protocol of clustering, where labels are only looked at in evaluation.
 
-    Clean: the set's evaluation transform. Weak: random resized crop and mirror image. Strong: mirror image, random
-        resized
-    crop, ``num_strong_ops`` operations of :class:`StrongAugment`, normalisation, one cut-out square. Digits instead are
-    turned, shifted, scaled (strongly: twice as much) and, in the strong view, get another brightness and noise.
+    Clean: the set's evaluation transform. Weak: random resized crop and mirror image. Strong: random resized crop and
+    mirror image, ``num_strong_ops`` operations of :class:`StrongAugment`, normalisation, one cut-out square. Digits are
+    turned, shifted, scaled instead (strongly: twice as much) and, in the strong view, get another brightness and noise.
 
     Args:
         dataset: "digits", "cifar10", "cifar20", "cifar100", "stl10", "imagefolder", "tinyimagenet", "synthetic_shapes",
