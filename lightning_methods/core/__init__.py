@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .checkpoints import load_submodule as load_submodule
     from .clustering import kmeans as kmeans
     from .hooks import capture_outputs as capture_outputs
+    from .io import safe_unpickle as safe_unpickle
     from .manual import ManualOptimization as ManualOptimization
     from .module import Classifier as Classifier
     from .module import MethodModule as MethodModule
