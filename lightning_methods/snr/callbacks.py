@@ -22,6 +22,7 @@ from ..core.layers import NORMS, find_layer_pairs
 from .functional import (
     INITS,
     add_observation_,
+    any_positive,
     check_optimizer_state,
     check_reset,
     empirical_tail,
@@ -350,11 +351,11 @@ class UnitResetCallback(Callback):
         self.watching = True
 
     def see(self, index: int, z: Tensor) -> None:
-        """What the hook of a layer calls: note which units fire, in the first reduction over the activation."""
+        """What the hook of a layer calls: note which units fire, in one reduction over the activation."""
         layer = self.watched[index]
         examples = z.shape[0]
         z = _by_units(z, layer)
-        fired = (z > 0).any(dim=(0, 2))
+        fired = any_positive(z, (0, 2))
         before = self._fired[index]
         self._fired[index] = fired if before is None else before | fired
         self._examples[index] += examples

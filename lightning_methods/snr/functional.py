@@ -58,6 +58,11 @@ def _other_dims(x: Tensor, channel_dim: int) -> tuple[int, ...]:
     return tuple(dim for dim in range(x.dim()) if dim != channel_dim % x.dim())
 
 
+def any_positive(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """``(x > 0).any(dims)`` by way of the maximum: one pass over memory, several times faster on a CPU."""
+    return x.amax(dim=dims) > 0 if x.numel() else (x > 0).any(dim=dims)
+
+
 def firing_mask(preactivation: Float[Tensor, "batch *dims"], channel_dim: int = 1) -> Bool[Tensor, " channels"]:
     """Which units fire in a batch: pre-activation above zero for any example and any position. Exactly zero is silent.
 
@@ -77,7 +82,7 @@ def firing_mask(preactivation: Float[Tensor, "batch *dims"], channel_dim: int = 
         >>> firing_mask(torch.tensor([[0.5, -1.0, 0.0], [-0.5, -1.0, -2.0]]))
         tensor([ True, False, False])
     """
-    return (preactivation > 0).any(dim=_other_dims(preactivation, channel_dim))
+    return any_positive(preactivation, _other_dims(preactivation, channel_dim))
 
 
 def add_observation_(histogram: Tensor, ages: Tensor, where: Tensor, bin_width: int = 1) -> Tensor:
