@@ -18,7 +18,7 @@ def submodule(module: nn.Module, name: str) -> nn.Module:
     Raises:
         ValueError: there is none; the message has the nearest name.
     """
-    modules = dict(module.named_modules())
+    modules = dict(module.named_modules(remove_duplicate=False))  # a module may go by several names
     if name not in modules:
         known = [key for key in modules if key]
         raise ValueError(
