@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,10 @@ def plot_spectra(spectra: Mapping[str, Tensor | Sequence[Tensor]], ax: Any = Non
 
 
 def plot_collapse(ax: Any = None, samples: int = 2000, width: int = 64, seed: int = 0) -> Any:
-    """Draw W2 and L_U of a sphere whose coordinates die one after the other, each from its own best value.
+    """Draw W2 and L_U of a sphere whose coordinates die one after the other.
 
-    Both are drawn as distances from their value without collapse, on one scale: what a metric does not see is flat.
+    Both are drawn on one scale, as the share of the way from their value without collapse (0) to that of full collapse
+    (1: all points equal, where W2 is sqrt(2) and L_U is 0): what a metric does not see is flat.
 
     Args:
         ax: matplotlib axes; None makes a figure.
@@ -91,10 +93,10 @@ def plot_collapse(ax: Any = None, samples: int = 2000, width: int = 64, seed: in
         "$W_2$ (this metric)": [wasserstein_uniformity(z).item() for z in clouds],
         "$L_U$ (pairwise kernel)": [uniformity_loss(z, chunk_size=512).item() for z in clouds],
     }
-    for name, values in curves.items():
-        ax.plot(fractions, [value - values[0] for value in values], "o-", ms=4, label=name)
+    for (name, values), worst in zip(curves.items(), (math.sqrt(2), 0.0), strict=True):
+        ax.plot(fractions, [(value - values[0]) / (worst - values[0]) for value in values], "o-", ms=4, label=name)
     ax.set_xlabel("share of dead dimensions")
-    ax.set_ylabel("rise above no collapse")
+    ax.set_ylabel("share of the way to full collapse")
     ax.grid(axis="y")
     ax.legend()
     return ax
