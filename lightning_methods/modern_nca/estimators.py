@@ -171,7 +171,9 @@ class _ModernNCAEstimator(BaseEstimator):
             names = list(getattr(self, "feature_names_in_", []))
             unknown = [name for name in chosen if name not in names]
             if unknown:
-                raise ValueError(f"categorical_features: there is no column {unknown[0]!r}; the columns are {names}.")
+                raise ValueError(
+                    f"categorical_features: there is no column {str(unknown[0])!r}; the columns are {names}."
+                )
             chosen = np.array([names.index(name) for name in chosen], dtype=int)
         if len(chosen) and not (-len(mask) <= chosen.min() and chosen.max() < len(mask)):
             raise ValueError(f"categorical_features must be in 0..{len(mask) - 1}, got {chosen.tolist()}.")
