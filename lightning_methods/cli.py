@@ -3,7 +3,7 @@
 ``python train.py fit --config configs/gift/digits.yaml`` is stock LightningCLI in subclass mode. What is added:
 
 * classes of this library go by their short names (``class_path: GIFT``) without being imported beforehand;
-* runs are seeded, live in ``runs/<folder and name of the config>``, log to CSV and keep ``last.ckpt``;
+* runs are seeded, live in ``runs/<folder and name of the config>``, log to CSV and write ``last.ckpt`` every epoch;
 * ``fit`` ends with a test of the best (or else the last) weights;
 * ``--ckpt_path last`` and ``best`` find the checkpoint of an earlier run, also of one that was killed;
 * ``test``, ``validate`` and ``predict`` build the model from the checkpoint's own hyper-parameters;
@@ -265,14 +265,19 @@ class MethodCLI(LightningCLI):
         config["callbacks"] = callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
         if config["enable_progress_bar"] is not False and not _has(callbacks, ProgressBar):
             callbacks.append(RichProgressBar())
-        if config["enable_checkpointing"] is not False and not _has(callbacks, ModelCheckpoint):
-            callbacks.append(ModelCheckpoint(save_last=True))
+        if config["enable_checkpointing"] is not False:
+            _keep_last(callbacks)
         brought = self.model.configure_callbacks() or []
         own = [*callbacks, *(brought if isinstance(brought, (list, tuple)) else [brought])]
         callbacks += [guard() for guard in (SeedEveryEpoch, FiniteGuard) if not _has(own, guard)]
         if config["logger"] in (None, True):
             config["logger"] = _csv_logger(root, self._settings().get("ckpt_path"), self.subcommand)
         return super().instantiate_trainer(**kwargs)
+
+    def before_fit(self) -> None:
+        """A frozen network is in eval mode on purpose."""
+        if getattr(self.model, "frozen", ()):
+            warnings.filterwarnings("ignore", message="Found .* module.* in eval mode at the start of training")
 
     def after_fit(self) -> None:
         """Test the best weights, or the last ones."""
@@ -296,6 +301,16 @@ class MethodCLI(LightningCLI):
 
 def _has(callbacks: list[Callback], kind: type) -> bool:
     return any(isinstance(callback, kind) for callback in callbacks)
+
+
+def _keep_last(callbacks: list[Callback]) -> None:
+    """Write ``last.ckpt`` every epoch: Lightning's ``save_last`` does so only when the monitored value improves."""
+    checkpoints = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
+    if any(callback.save_last and not callback.monitor for callback in checkpoints):
+        return
+    for callback in checkpoints:
+        callback.save_last = None
+    callbacks.append(ModelCheckpoint(filename="last", save_on_train_epoch_end=True, enable_version_counter=False))
 
 
 def _check_writable(folder: Path) -> None:
@@ -324,7 +339,8 @@ def find_checkpoint(root: str, which: str) -> str | None:
     if which == "last":
         return str(found[-1])
     states = torch.load(found[-1], weights_only=True, map_location="cpu").get("callbacks", {}).values()
-    best = [state["best_model_path"] for state in states if isinstance(state, dict) and state.get("best_model_path")]
+    states = [state for state in states if isinstance(state, dict) and state.get("best_model_path")]
+    best = [state["best_model_path"] for state in sorted(states, key=lambda state: state.get("monitor") is None)]
     return next((path for path in best if Path(path).is_file()), None)
 
 

@@ -85,6 +85,21 @@ def test_resume_equals_the_uninterrupted_run():
     assert epochs == {"0", "1", "2", "3"}
 
 
+def test_last_is_written_every_epoch_also_when_nothing_improves():
+    best = (
+        "--trainer.callbacks={class_path: ModelCheckpoint, init_args: {monitor: val/acc, mode: max, save_last: true}}"
+    )
+    fit(
+        best,
+        "--trainer.max_epochs=3",
+        "--model.init_args.optimizer={class_path: torch.optim.SGD, init_args: {lr: 0.0}}",
+    )
+    assert torch.load(find_checkpoint("runs/tiny", "last"), weights_only=True)["epoch"] == 2
+    assert torch.load(find_checkpoint("runs/tiny", "best"), weights_only=True)["epoch"] == 0
+    names = {path.name for path in Path("runs/tiny/version_0/checkpoints").iterdir()}
+    assert names == {"last.ckpt", "epoch=0-step=3.ckpt"}
+
+
 def test_last_without_a_checkpoint_starts_from_the_beginning(capsys):
     cli = fit("--ckpt_path=last", "--trainer.max_epochs=1")
     assert cli.trainer.current_epoch == 1
