@@ -111,6 +111,13 @@ def test_bad_input():
         fit(make(), callbacks=[Pretraining(Supervised(encoder()), Blobs(), 1, part="encoder")])
 
 
+class Look(Callback):
+    """The run's own environment is still there after the pretraining."""
+
+    def on_train_start(self, trainer, pl_module):
+        assert os.environ["WORLD_SIZE"] == "2"
+
+
 def _in_two(rank: int, world: int) -> dict[str, torch.Tensor]:
     from lightning.pytorch.plugins.environments import LightningEnvironment
     from lightning.pytorch.strategies import DDPStrategy
@@ -118,12 +125,13 @@ def _in_two(rank: int, world: int) -> dict[str, torch.Tensor]:
     os.environ.update(LOCAL_RANK=str(rank), WORLD_SIZE="2", NODE_RANK="0")
     module, callback = still(), pretraining()
     strategy = DDPStrategy(cluster_environment=LightningEnvironment())
-    trainer = Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy=strategy, callbacks=[callback], **QUIET)
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", devices=2, strategy=strategy, callbacks=[callback, Look()], **QUIET
+    )
     trainer.fit(module, datamodule=Blobs(batch_size=30))
     assert set(callback.module.worlds) == {2}, "the pretraining is shared out, too"
     assert len(callback.module.worlds) == 2 * 2, "two epochs of 120 rows in batches of 30, half of them here"
     assert trainer.world_size == 2
-    assert os.environ["WORLD_SIZE"] == "2"
     return weights(module)
 
 
