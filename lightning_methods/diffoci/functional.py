@@ -203,6 +203,7 @@ def codec(
     given = None if x is None else _wide(_columns(x))
 
     def search(features: Tensor) -> Tensor:
+        """min(R_i, R_M(i)) with neighbours by these features, [n, c]."""
         return _search(features, r, neighbor_ties, generator, chunk_size)
 
     if neighbors is not None:
@@ -338,6 +339,7 @@ def diffoci_coefficient(
         r, l = (rank.reshape(n, -1).to(z.dtype) / n for rank in rank_statistics(y, ties))  # noqa: E741
 
         def minimum(features: Tensor) -> Tensor:
+            """min(R_i, Rtilde_i) with soft neighbours by these features, [n, c]."""
             soft = _soft_ranks(features, r, beta, num_neighbors, distance_scale, chunk_size)
             return torch.where(soft < r, soft, r)  # not torch.minimum, which halves the gradient at equality
 

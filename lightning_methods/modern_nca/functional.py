@@ -160,6 +160,7 @@ def _soft_average(
         return weights @ values_of(slice(0, rows))
 
     def chunk(query: Tensor, keys: Tensor, values: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Largest logit, sum of the weights and weighted sum of the values over a part of the keys."""
         logits = _logits(query, keys, start, temperature, exclude_self, distance)
         # The maximum cancels in the quotient, so it takes no gradient. A chunk may hold nothing but the query itself.
         top = logits.detach().amax(dim=1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
@@ -236,6 +237,7 @@ def soft_nearest_neighbor_log_probs(
     classes = torch.arange(num_classes, device=labels.device)
 
     def one_hot(part: slice) -> Tensor:
+        """Labels of a part of the keys, one-hot."""
         return (labels[part, None] == classes).to(query.dtype)
 
     with torch.autocast(query.device.type, enabled=False):
