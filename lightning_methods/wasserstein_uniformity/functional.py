@@ -59,7 +59,7 @@ def wasserstein_uniformity(
     covariance (or the smaller Gram matrix when there are fewer samples than dimensions) is computed in float64 where
     the device has it: in float32 rounding would turn collapsed dimensions into small living ones.
 
-    Source: Fang et al., "Rethinking the Uniformity Metric in Self-Supervised Learning", ICLR 2024.
+    Source: Fang et al., "Rethinking the Uniformity Metric in Self-Supervised Learning", ICLR 2024, section 4.
 
     Args:
         z: embeddings, [samples, width]. With fewer samples than dimensions the distance is bounded away from 0.

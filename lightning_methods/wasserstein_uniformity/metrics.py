@@ -24,7 +24,7 @@ class WassersteinUniformity(FeatureMoments):
 
     Lower is more uniform; sqrt(2) is full collapse. The paper reports ``-W2``.
 
-    Source: Fang et al., ICLR 2024.
+    Source: Fang et al., ICLR 2024, section 4.
 
     Args:
         normalize: scale the rows to unit norm first.

@@ -17,7 +17,7 @@ class WassersteinUniformityLoss(nn.Module):
     The rows should be the global batch and more than their width: with 256 dimensions use at least 256 images,
     gathered over the processes (:class:`~lightning_methods.ssl.TwoViewSSL` gathers before it calls its regulariser).
 
-    Source: Fang et al., ICLR 2024.
+    Source: Fang et al., ICLR 2024, section 4.
 
     Args:
         eps: added to the covariance's diagonal.
