@@ -8,8 +8,16 @@ if TYPE_CHECKING:
     from .base import ArrayDataset as ArrayDataset
     from .base import BaseDataModule as BaseDataModule
     from .continual import ContinualDataModule as ContinualDataModule
+    from .long_tail import ClassBalancedSampler as ClassBalancedSampler
+    from .long_tail import PowerSampler as PowerSampler
+    from .long_tail import ProgressivelyBalancedSampler as ProgressivelyBalancedSampler
+    from .long_tail import SquareRootSampler as SquareRootSampler
+    from .long_tail import class_counts as class_counts
+    from .long_tail import imbalanced_class_counts as imbalanced_class_counts
+    from .long_tail import long_tail_indices as long_tail_indices
     from .modifiers import Classes as Classes
     from .modifiers import LabelNoise as LabelNoise
+    from .modifiers import LongTail as LongTail
     from .modifiers import PermutedPixels as PermutedPixels
     from .modifiers import PixelNoise as PixelNoise
     from .modifiers import RandomLabels as RandomLabels
@@ -47,6 +55,7 @@ if TYPE_CHECKING:
     from .views import render_shapes as render_shapes
     from .vision import CIFARDataModule as CIFARDataModule
     from .vision import DigitsDataModule as DigitsDataModule
+    from .vision import DigitsLTDataModule as DigitsLTDataModule
     from .vision import DistilledDataModule as DistilledDataModule
     from .vision import ImageDataModule as ImageDataModule
     from .vision import ImageFolderDataModule as ImageFolderDataModule

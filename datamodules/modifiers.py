@@ -21,10 +21,12 @@ from lightning_methods.core import batches
 from lightning_methods.core.checks import check_choice, check_range
 
 from .base import ArrayDataset, check_size, stratified_parts
+from .long_tail import imbalanced_class_counts, long_tail_indices
 
 __all__ = [
     "Classes",
     "LabelNoise",
+    "LongTail",
     "PermutedPixels",
     "PixelNoise",
     "RandomLabels",
@@ -178,6 +180,58 @@ class Classes:
         number = torch.full((dataset.num_classes,), -1)
         number[list(self.keep)] = torch.arange(len(self.keep))
         return kept.replace(targets=number[kept.targets], num_classes=len(self.keep))
+
+
+class LongTail:
+    """Make the class sizes fall off, from ``max_count`` to ``max_count * imbalance_factor``.
+
+    See :func:`~datamodules.long_tail.imbalanced_class_counts` and :func:`~datamodules.long_tail.long_tail_indices`.
+
+    Args:
+        imbalance_factor: smallest over largest class, in (0, 1]; an imbalance ratio of 100 is 0.01.
+        profile: "exp"; "step": half of the classes are large and half small; "balanced".
+        max_count: samples of the largest class; None for the size that the set's smallest class has.
+        rounding: of the counts, "floor" or "round".
+        class_order: the rank of each class, 0 the most frequent; "random" by ``seed``; None: class k has rank k.
+        seed: seed of which samples are kept; None keeps the first ones of each class.
+
+    Raises:
+        ValueError: an option is out of range, or a class has too few samples.
+    """
+
+    def __init__(
+        self,
+        imbalance_factor: float = 0.01,
+        profile: Literal["exp", "step", "balanced"] = "exp",
+        max_count: int | None = None,
+        rounding: Literal["floor", "round"] = "floor",
+        class_order: Sequence[int] | Literal["random"] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        imbalanced_class_counts(1, max_count or 1, imbalance_factor, profile, rounding)  # checks
+        if max_count is not None:
+            check_range("max_count", max_count, 1)
+        if isinstance(class_order, str):
+            check_choice("class_order", class_order, ("random",))
+        self.imbalance_factor = imbalance_factor
+        self.profile = profile
+        self.max_count = max_count
+        self.rounding = rounding
+        self.class_order = class_order
+        self.seed = seed
+
+    def __call__(self, dataset: ArrayDataset) -> ArrayDataset:
+        """Select rows."""
+        _require_classes("LongTail", dataset)
+        k = dataset.num_classes
+        largest = self.max_count
+        if largest is None:
+            largest = int(torch.bincount(dataset.targets[dataset.targets >= 0], minlength=k).min())
+        counts = imbalanced_class_counts(k, largest, self.imbalance_factor, self.profile, self.rounding)
+        order = self.class_order
+        if isinstance(order, str):
+            order = torch.randperm(k, generator=_generator(self.seed or 0))
+        return dataset.select(long_tail_indices(dataset.targets, counts, self.seed, order))
 
 
 # labels

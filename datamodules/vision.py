@@ -26,13 +26,14 @@ from lightning_methods.core.checks import check_choice, check_range, nearest
 from lightning_methods.core.io import safe_unpickle
 
 from .base import ArrayDataset, BaseDataModule
-from .modifiers import SpuriousBackground, Subset
+from .modifiers import LongTail, SpuriousBackground, Subset
 from .transforms import ZCA, Chain, Flatten, RandomCropFlip, RandomFactorResizedCrop, Resize, ScaleToNorm, Standardize
 from .views import render_shapes, to_float
 
 __all__ = [
     "CIFARDataModule",
     "DigitsDataModule",
+    "DigitsLTDataModule",
     "DistilledDataModule",
     "ImageDataModule",
     "ImageFiles",
@@ -149,6 +150,38 @@ class DigitsDataModule(BaseDataModule):
         """Normalisation and flattening follow every transform."""
         chain = Chain(transform, self._normalizer, Flatten() if self.flatten else None)
         return chain if chain.transforms else None
+
+
+class DigitsLTDataModule(DigitsDataModule):
+    """Digits with a long-tailed training part; validation and test are balanced.
+
+    60 images of each class are for the test and 10 for validation; the others are cut down to 100, 65, ..., 2.
+
+    Args:
+        imbalance_factor: smallest over largest class, in (0, 1].
+        profile: "exp", "step" or "balanced", see :class:`LongTail`.
+        max_count: training images of the most frequent digit.
+        rounding: of the counts, "floor" or "round".
+        class_order: the rank of each digit, 0 the most frequent; "random" by ``seed``; None: digit k has rank k.
+        val_per_class: validation images per class.
+        test_per_class: test images per class.
+        **kwargs: arguments of :class:`DigitsDataModule`.
+    """
+
+    def __init__(
+        self,
+        imbalance_factor: float = 0.02,
+        profile: Literal["exp", "step", "balanced"] = "exp",
+        max_count: int = 100,
+        rounding: Literal["floor", "round"] = "round",
+        class_order: Sequence[int] | Literal["random"] | None = None,
+        val_per_class: int = 10,
+        test_per_class: int = 60,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(val_per_class=val_per_class, test_per_class=test_per_class, **kwargs)
+        tail = LongTail(imbalance_factor, profile, max_count, rounding, class_order, self.seed)
+        self.modifiers = (tail, *self.modifiers)
 
 
 class SpuriousDigitsDataModule(DigitsDataModule):

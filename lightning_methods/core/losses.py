@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .checks import check_choice, check_range, check_shape
+from .checks import check_choice, check_range, check_shape, values_visible
 
 __all__ = [
     "at_least_float32",
+    "class_log_prior",
     "float64_if_possible",
     "logit_adjusted_cross_entropy",
     "soft_target_cross_entropy",
@@ -35,10 +36,35 @@ def _reduce(values: Tensor, reduction: str) -> Tensor:
     return values if reduction == "none" else getattr(values, reduction)()
 
 
+def class_log_prior(
+    class_counts: Any,
+    num_classes: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> Float[Tensor, " classes"]:
+    """``log(n_k / sum_j n_j)`` of the training samples of each class.
+
+    Args:
+        class_counts: n_k, all positive: a list, an array, or a tensor on any device, [classes].
+        num_classes: the number there has to be.
+        dtype: of the result.
+        device: of the result; None for that of the counts.
+
+    Raises:
+        ValueError: not a vector of ``num_classes`` entries, or a count is not positive.
+    """
+    counts = torch.as_tensor(class_counts)
+    check_shape("class_counts", counts, "classes", **({} if num_classes is None else {"classes": num_classes}))
+    if values_visible(counts) and not (counts > 0).all():
+        raise ValueError("class_counts must be positive: every class needs at least one training sample.")
+    counts = counts.to(device=device or counts.device, dtype=dtype)
+    return (counts / counts.sum()).log()
+
+
 def logit_adjusted_cross_entropy(
     logits: Float[Tensor, "batch classes"],
     target: Int[Tensor, " batch"],
-    class_counts: Tensor,
+    class_counts: Any,
     tau: float = 1.0,
     reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> Tensor:
@@ -62,11 +88,7 @@ def logit_adjusted_cross_entropy(
     classes = check_shape("logits", logits, "batch classes")["classes"]
     check_range("tau", tau, 0)
     logits = at_least_float32(logits)
-    counts = torch.as_tensor(class_counts, device=logits.device)
-    check_shape("class_counts", counts, "classes", classes=classes)
-    if counts.device.type == "cpu" and (counts <= 0).any():
-        raise ValueError("class_counts must be positive: every class needs at least one training sample.")
-    log_prior = (counts.to(logits.dtype) / counts.sum()).log()
+    log_prior = class_log_prior(class_counts, classes, logits.dtype, logits.device)
     check_choice("reduction", reduction, ("mean", "sum", "none"))
     return F.cross_entropy(logits + tau * log_prior, target, reduction=reduction)
 

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from .clustering import fpr_at_recall as fpr_at_recall
     from .clustering import match_clusters as match_clusters
     from .group import GroupAccuracy as GroupAccuracy
+    from .group import ShotAccuracy as ShotAccuracy
     from .group import WorstGroupAccuracy as WorstGroupAccuracy
     from .group import group_accuracy as group_accuracy
+    from .group import shot_accuracy as shot_accuracy
     from .probes import linear_probe as linear_probe
     from .spectrum import EffectiveRank as EffectiveRank
     from .spectrum import effective_rank as effective_rank

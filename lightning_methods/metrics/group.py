@@ -12,7 +12,7 @@ from torchmetrics import Metric
 
 from ..core.checks import check_range, check_same_rows, check_shape
 
-__all__ = ["GroupAccuracy", "WorstGroupAccuracy", "group_accuracy"]
+__all__ = ["GroupAccuracy", "ShotAccuracy", "WorstGroupAccuracy", "group_accuracy", "shot_accuracy"]
 
 
 def _hard(preds: Tensor) -> Tensor:
@@ -185,3 +185,79 @@ class WorstGroupAccuracy(GroupAccuracy):
     def per_group(self) -> Tensor:
         """Accuracy of every group so far on this process, [C * A]; nan where empty."""
         return super().compute()["per_group"]
+
+
+def _shots(summary: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The groups are classes."""
+    return {name: summary[name] for name in ("many", "medium", "few", "average")} | {"per_class": summary["per_group"]}
+
+
+def shot_accuracy(
+    preds: Float[Tensor, "n classes"] | Int[Tensor, " n"],
+    target: Int[Tensor, " n"],
+    class_counts: Sequence[int] | Tensor,
+    many_threshold: int = 100,
+    few_threshold: int = 20,
+) -> dict[str, Tensor]:
+    """Accuracy of the classes with many, medium and few training samples: means over classes, not over samples.
+
+    Source: Liu et al., "Large-Scale Long-Tailed Recognition in an Open World", CVPR 2019. Both bounds are strict: a
+    class with exactly ``many_threshold`` or ``few_threshold`` training samples is "medium".
+
+    Args:
+        preds: logits or probabilities [n, classes], or predicted classes [n].
+        target: classes, [n]; negative ones are left out.
+        class_counts: training samples of each class, [K].
+        many_threshold: classes with more training samples are "many"; 100 for CIFAR-100, ImageNet-LT, iNaturalist.
+        few_threshold: classes with fewer are "few"; 20 for those sets.
+
+    Returns:
+        The means ``many``, ``medium``, ``few`` and ``average`` over the classes that occur in ``target`` (nan where
+        there is none), and ``per_class`` [K] (nan for classes that do not occur).
+
+    Raises:
+        ValueError: numbers of rows differ or a target is not below K.
+
+    Example:
+        >>> result = shot_accuracy(torch.tensor([0, 0, 1, 0]), torch.tensor([0, 0, 1, 1]), [500, 5])
+        >>> result["many"], result["few"], result["average"], result["medium"]
+        (tensor(1.), tensor(0.5000), tensor(0.7500), tensor(nan))
+    """
+    counts = torch.as_tensor(class_counts)
+    check_shape("class_counts", counts, "classes")
+    return _shots(group_accuracy(preds, target, target, len(counts), counts, many_threshold, few_threshold))
+
+
+class ShotAccuracy(GroupAccuracy):
+    """Accuracy of classes with many, medium and few training samples over an epoch; see :func:`shot_accuracy`.
+
+    Args:
+        class_counts: training samples of each class, [K].
+        many_threshold: classes with more training samples are "many".
+        few_threshold: classes with fewer are "few".
+
+    Example:
+        >>> metric = ShotAccuracy([500, 5])
+        >>> metric.update(torch.tensor([0, 0, 1, 0]), torch.tensor([0, 0, 1, 1]))
+        >>> metric.compute()["average"]
+        tensor(0.7500)
+    """
+
+    def __init__(
+        self,
+        class_counts: Sequence[int] | Tensor,
+        many_threshold: int = 100,
+        few_threshold: int = 20,
+        **kwargs: Any,
+    ) -> None:
+        counts = torch.as_tensor(class_counts)
+        check_shape("class_counts", counts, "classes")
+        super().__init__(len(counts), counts, many_threshold, few_threshold, **kwargs)
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: logits [n, classes] or classes [n], and targets [n]."""
+        super().update(preds, target, target)
+
+    def compute(self) -> dict[str, Tensor]:
+        """The dictionary of :func:`shot_accuracy`."""
+        return _shots(super().compute())
