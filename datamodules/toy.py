@@ -18,8 +18,10 @@ __all__ = ["SensitiveToyDataModule", "ToyDependenceDataModule"]
 class _GeneratedTable(BaseDataModule):
     """Rows drawn once by ``seed``: training, validation, test; inputs standardised by the training rows."""
 
-    def __init__(self, n: int, n_val: int, n_test: int, standardize: bool, **kwargs: Any) -> None:
-        super().__init__(**{"batch_size": None, **kwargs})
+    def __init__(
+        self, n: int, n_val: int, n_test: int, standardize: bool, batch_size: int | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(batch_size=batch_size, **kwargs)
         for name, value in (("n", n), ("n_val", n_val), ("n_test", n_test)):
             check_range(name, value, 2)
         self.counts = {"train": n, "val": n_val, "test": n_test}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -12,7 +13,7 @@ from ..core.checks import check_choice, check_labels, check_range, check_same_ro
 from ..core.distributed import gather
 from .functional import diffoci_coefficient
 
-__all__ = ["DifFOCIPenalty", "ElementwiseScale"]
+__all__ = ["DifFOCIPenalty", "DigitEncoder", "ElementwiseScale"]
 
 
 class DifFOCIPenalty(nn.Module):
@@ -151,3 +152,51 @@ class ElementwiseScale(nn.Module):
     def extra_repr(self) -> str:
         """The number of variables."""
         return f"{self.num_features}, mean={self.mean}, std={self.std}"
+
+
+class DigitEncoder(nn.Module):
+    """Small encoder of small images: convolution, pooling, convolution, and a linear layer on the flattened map.
+
+    Unlike a globally pooled network it keeps where things are, so that it can read a digit apart from its background.
+
+    Args:
+        channels: output channels of the two 3x3 convolutions.
+        num_features: width of the features.
+        in_channels: channels of the images.
+        image_size: height and width of the images, even.
+
+    Attributes:
+        num_features: width of the features.
+
+    Raises:
+        ValueError: a size is out of range.
+
+    Example:
+        >>> DigitEncoder()(torch.zeros(2, 3, 8, 8)).shape
+        torch.Size([2, 64])
+    """
+
+    def __init__(
+        self, channels: Sequence[int] = (16, 32), num_features: int = 64, in_channels: int = 3, image_size: int = 8
+    ) -> None:
+        super().__init__()
+        if len(channels) != 2:
+            raise ValueError(f"channels must be two numbers, got {list(channels)}.")
+        for value in (*channels, in_channels, num_features):
+            check_range("channels, in_channels and num_features", value, 1)
+        check_range("image_size", image_size, 2)
+        self.num_features = num_features
+        self.layers = nn.Sequential(
+            nn.Conv2d(in_channels, channels[0], 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(channels[0], channels[1], 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(channels[1] * (image_size // 2) ** 2, num_features),
+            nn.ReLU(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features, [batch, num_features]."""
+        return self.layers(x)
