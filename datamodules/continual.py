@@ -288,20 +288,21 @@ class ContinualDataModule(BaseDataModule):
     def _class_images(self, entry: Path) -> Tensor:
         """The first images of a class, uint8 [num_samples, 3, 32, 32]."""
         if entry.is_dir():
-            from torchvision.io import ImageReadMode, decode_image
+            from PIL import Image
 
             files = sorted(file for file in entry.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
-            decoded = [decode_image(str(file), ImageReadMode.RGB) for file in files[: self.num_samples]]
-            images = torch.stack(decoded) if decoded else torch.empty(0)
+            decoded = [np.asarray(Image.open(file).convert("RGB")) for file in files[: self.num_samples]]
+            array = np.stack(decoded) if decoded else np.empty(0)
+            images = torch.from_numpy(array)
         else:
             array = np.load(entry, allow_pickle=False)
             if isinstance(array, np.lib.npyio.NpzFile):
                 if len(array.files) != 1:
                     raise ValueError(f"{entry} must hold one array, got {array.files}.")
                 array = array[array.files[0]]
-            images = torch.as_tensor(array[: self.num_samples])
-            if images.dim() == 4 and images.shape[-1] == 3:
-                images = images.permute(0, 3, 1, 2).contiguous()
+            images = torch.from_numpy(array[: self.num_samples])
+        if images.dim() == 4 and images.shape[-1] == 3:
+            images = images.permute(0, 3, 1, 2).contiguous()
         if len(images) < self.num_samples:
             raise ValueError(f"{self.num_samples} images per class were asked, but {entry} has {len(images)}.")
         if images.dim() != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:

@@ -7,8 +7,6 @@ A_i.
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
 from collections.abc import Iterable, Sequence
 
@@ -360,6 +358,15 @@ def lecun_normal_(weight: Tensor, generator: torch.Generator | None = None) -> T
     return nn.init.trunc_normal_(weight, 0.0, std, -2 * std, 2 * std, generator=generator)
 
 
+def _seed_device(device: torch.device, seed: int) -> None:
+    backend = torch.get_device_module(device)
+    if not hasattr(backend, "device"):  # one device only
+        backend.manual_seed(seed)
+        return
+    with backend.device(device):
+        backend.manual_seed(seed)
+
+
 def fresh_layer(layer: nn.Module, init: str = "module", generator: torch.Generator | None = None) -> dict[str, Tensor]:
     """Draw new parameters from a layer's initial distribution; the layer and the global generators stay as they are.
 
@@ -388,10 +395,9 @@ def fresh_layer(layer: nn.Module, init: str = "module", generator: torch.Generat
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"), torch.no_grad():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed devices that are not restored, too
         if devices:
-            module = torch.get_device_module(device)
-            with module.device(device) if hasattr(module, "device") else contextlib.nullcontext():
-                module.manual_seed(seed)
-        twin = copy.copy(layer)
+            _seed_device(device, seed)
+        twin = object.__new__(type(layer))  # shares everything with the layer but parameters and buffers
+        twin.__dict__.update(layer.__dict__)
         twin._parameters = {name: nn.Parameter(torch.empty_like(p), p.requires_grad) for name, p in parameters.items()}
         twin._parameters.update({name: None for name, p in layer._parameters.items() if p is None})
         twin._buffers = {name: None if b is None else b.clone() for name, b in layer._buffers.items()}
