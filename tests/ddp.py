@@ -39,7 +39,10 @@ def run_two_processes(fn: Callable[..., Any], *args: Any, world: int = 2) -> lis
         world: number of processes.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_worker, (world, _free_port(), folder, fn, args), nprocs=world, join=True)
+        # A fork spares the children the imports; with a GPU in use it is not possible.
+        method = "spawn" if torch.cuda.is_initialized() or not hasattr(os, "fork") else "fork"
+        arguments = (world, _free_port(), folder, fn, args)
+        mp.start_processes(_worker, arguments, nprocs=world, join=True, start_method=method)
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
