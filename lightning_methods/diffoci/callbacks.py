@@ -257,7 +257,7 @@ class SaliencyMaps(Callback):
         folder: where to write; None is the log folder of the run.
     """
 
-    def __init__(self, num_images: int = 8, folder: str | None = None) -> None:
+    def __init__(self, num_images: int = 32, folder: str | None = None) -> None:
         check_range("num_images", num_images, 1)
         self.num_images = num_images
         self.folder = folder
