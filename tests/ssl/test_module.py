@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_methods.core.batches import TwoViewBatch
 from lightning_methods.core.distributed import sum_over_ranks
+from lightning_methods.core.schedules import warmup_cosine
 from lightning_methods.ssl import (
     BYOL,
+    LARS,
     BarlowTwins,
     KNNEvaluation,
     LinearProbe,
@@ -537,3 +539,22 @@ def test_linear_probe_reads_the_width():
     assert LinearProbe(backbone, 3).network.in_features == 4
     with pytest.raises(ValueError, match="number of features of Linear is not known"):
         LinearProbe(nn.Linear(3, 3), 3)
+
+
+# the paper's optimisation
+
+
+def test_lars_warms_up_and_decays_step_by_step_in_both_groups():
+    rates = []
+    module = build(
+        "SimCLR",
+        optimizer=lambda params: LARS(params, lr=0.2, lr_1d=0.005),
+        lr_scheduler=lambda optimizer: warmup_cosine(optimizer, warmup=0.25, min_ratio=0.1),
+        lr_interval="step",
+    )
+    module.on_before_optimizer_step = lambda optimizer: rates.append([g["lr"] for g in optimizer.param_groups])
+    trainer_for(2).fit(module, Views())
+    factors = [0, 0.5] + [0.1 + 0.9 * (1 + math.cos(math.pi * s / 6)) / 2 for s in range(6)]
+    assert [weights for weights, _ in rates] == pytest.approx([0.2 * f for f in factors])
+    assert [vectors for _, vectors in rates] == pytest.approx([0.005 * f for f in factors])
+    assert {p.dim() for p in module.optimizers().param_groups[1]["params"]} == {1}
