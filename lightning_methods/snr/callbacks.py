@@ -166,8 +166,10 @@ class UnitResetCallback(Callback):
     A subclass says which units are to be reset: :meth:`make_state`, :meth:`observe`, :meth:`select`,
     :meth:`after_reset`.
 
-    With ``torch.compile`` the hooks break the graph at the watched layers; compile after the trainer has started, or
-    leave it out where speed matters more. Parameters that are sharded over processes (FSDP, DeepSpeed) are refused.
+    With ``torch.compile`` the hooks break the graph at the watched layers; the numbers stay the same. A compiled
+    network that was trained before this fit does not see new hooks unless
+    ``torch._dynamo.config.skip_nnmodule_hook_guards = False``. Parameters that are sharded over processes (FSDP,
+    DeepSpeed) are refused.
 
     Args:
         layers: pairs (producer, consumer) of names as in ``named_modules()``, from input to output. Instead of one
