@@ -41,35 +41,39 @@ def _assign(x: Tensor, centroids: Tensor, chunk_size: int | None) -> Tensor:
 
 def _means(x: Tensor, labels: Tensor, previous: Tensor, chunk_size: int | None) -> Tensor:
     """Mean of every cluster in every run, [runs, k, d]; an empty cluster keeps its previous centroid."""
-    runs, k, d = previous.shape
-    n = x.shape[0]
-    flat = (labels + k * torch.arange(runs, device=x.device)[:, None]).flatten()  # cluster numbers over all runs
-    counts = torch.bincount(flat, minlength=runs * k) if x.device.type == "cpu" else _count(flat, runs * k)
+    runs, k, _ = previous.shape
     if x.device.type == "cpu":
-        # A sparse membership matrix: only the n ones of each run are ever multiplied.
-        clusters, order = flat.sort(stable=True)
-        members = torch.sparse_coo_tensor(
-            torch.stack([clusters, order % n]),
-            x.new_ones(runs * n),
-            (runs * k, n),
-            is_coalesced=True,
-            check_invariants=False,
-        )
-        sums = members @ x
+        sums, counts = _sparse_sums(x, labels, k)
     else:
-        # A dense product is fast here and, unlike atomic additions, gives the same sum every time.
-        sums = x.new_zeros(runs * k, d)
-        step = _rows_per_chunk(runs * k, chunk_size)
-        for rows, part in zip(x.split(step), labels.split(step, dim=1), strict=True):
-            one_hot = x.new_zeros(runs, k, rows.shape[0]).scatter_(1, part[:, None], 1)
-            sums += one_hot.flatten(0, 1) @ rows
-    counts = counts.view(runs, k, 1)
-    return torch.where(counts > 0, sums.view(runs, k, d) / counts.clamp_min(1), previous)
+        sums, counts = _dense_sums(x, labels, k, _rows_per_chunk(runs * k, chunk_size))
+    return torch.where(counts > 0, sums / counts.clamp_min(1), previous)
 
 
-def _count(flat: Tensor, size: int) -> Tensor:
-    # torch.bincount waits for the device; integer additions are exact in any order.
-    return torch.zeros(size, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
+def _sparse_sums(x: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Sum [runs, k, d] and number [runs, k, 1] of the rows of every cluster, by a sparse membership matrix.
+
+    Only the n ones of each run are ever multiplied: the fast way on a CPU.
+    """
+    runs, n = labels.shape
+    flat = (labels + k * torch.arange(runs, device=x.device)[:, None]).flatten()  # cluster numbers over all runs
+    clusters, order = flat.sort(stable=True)
+    positions, ones = torch.stack([clusters, order % n]), x.new_ones(runs * n)
+    members = torch.sparse_coo_tensor(positions, ones, (runs * k, n), is_coalesced=True, check_invariants=False)
+    return (members @ x).view(runs, k, -1), torch.bincount(flat, minlength=runs * k).view(runs, k, 1)
+
+
+def _dense_sums(x: Tensor, labels: Tensor, k: int, step: int) -> tuple[Tensor, Tensor]:
+    """The same by a dense membership matrix, ``step`` rows at a time: the fast way on an accelerator.
+
+    Unlike atomic additions it gives the same sum every time, and unlike counting it does not wait for the device.
+    """
+    runs = labels.shape[0]
+    sums, counts = x.new_zeros(runs * k, x.shape[1]), x.new_zeros(runs, k)
+    for rows, part in zip(x.split(step), labels.split(step, dim=1), strict=True):
+        members = x.new_zeros(runs, k, rows.shape[0]).scatter_(1, part[:, None], 1)
+        sums += members.flatten(0, 1) @ rows
+        counts += members.sum(dim=2)
+    return sums.view(runs, k, -1), counts[..., None]
 
 
 def _inertia(x: Tensor, centroids: Tensor, labels: Tensor, chunk_size: int | None) -> Tensor:

@@ -7,7 +7,7 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from lightning_methods.core.clustering import kmeans, kmeans_plusplus, lloyd
+from lightning_methods.core.clustering import _dense_sums, _sparse_sums, kmeans, kmeans_plusplus, lloyd
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -65,6 +65,15 @@ def test_chunks_do_not_change_the_result():
     whole, parts = kmeans(x, 6, generator=seeded(3)), kmeans(x, 6, generator=seeded(3), chunk_size=7)
     for a, b in zip(whole, parts, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("step", [7, 1000])
+def test_the_sums_of_the_cpu_and_of_the_accelerator_agree(step):
+    x = torch.randn(50, 4, generator=seeded(), dtype=torch.float64)
+    labels = torch.randint(9, (3, 50), generator=seeded())
+    labels[labels == 5] = 2  # an empty cluster
+    for cpu, accelerator in zip(_sparse_sums(x, labels, 9), _dense_sums(x, labels, 9, step), strict=True):
+        torch.testing.assert_close(accelerator, cpu.double())
 
 
 def test_best_restart_is_as_good_as_scikit_learn():
