@@ -16,6 +16,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, defaul
 
 from lightning_methods.core.checks import check_choice, check_range
 
+from . import long_tail
+
 __all__ = ["ArrayDataset", "BaseDataModule", "EpochSampler", "as_float_image", "collate", "stratified_parts"]
 
 # dataset -> dataset. No argument types: with them jsonargparse would look for subclasses of the result.
@@ -732,7 +734,7 @@ class BaseDataModule(LightningDataModule):
         train = self.train_set
         if not train.num_classes:
             raise RuntimeError(f"{type(self).__name__} has no classes to count: its targets are not class indices.")
-        return torch.bincount(train.targets[train.targets >= 0], minlength=train.num_classes)
+        return long_tail.class_counts(train.targets, train.num_classes)
 
     @property
     def train_groups(self) -> Tensor | None:
@@ -798,8 +800,6 @@ class BaseDataModule(LightningDataModule):
         if self.sampler == "instance":
             return EpochSampler(dataset, None, self.seed)
         if isinstance(self.sampler, str):
-            from . import long_tail
-
             kind = {"class_balanced": "ClassBalancedSampler", "sqrt": "SquareRootSampler"}[self.sampler]
             return EpochSampler(dataset, getattr(long_tail, kind)(dataset.targets, seed=self.seed), self.seed)
         return EpochSampler(dataset, self.sampler(dataset), self.seed)

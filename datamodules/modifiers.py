@@ -21,7 +21,7 @@ from lightning_methods.core import batches
 from lightning_methods.core.checks import check_choice, check_range
 
 from .base import ArrayDataset, check_size, stratified_parts
-from .long_tail import imbalanced_class_counts, long_tail_indices
+from .long_tail import class_counts, imbalanced_class_counts, long_tail_indices
 
 __all__ = [
     "Classes",
@@ -226,7 +226,7 @@ class LongTail:
         k = dataset.num_classes
         largest = self.max_count
         if largest is None:
-            largest = int(torch.bincount(dataset.targets[dataset.targets >= 0], minlength=k).min())
+            largest = int(class_counts(dataset.targets, k).min())
         counts = imbalanced_class_counts(k, largest, self.imbalance_factor, self.profile, self.rounding)
         order = self.class_order
         if isinstance(order, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightning_methods.cli import run
 
@@ -32,3 +33,21 @@ def test_gift_with_diffoci(tmp_path):
     header = next(tmp_path.rglob("metrics.csv")).read_text().partition("\n")[0].split(",")
     assert {"train/DifFOCIRegularizer", "teacher/acc"} <= set(header)
     assert "training_step" not in vars(cli.model)
+
+
+def test_long_tail_with_resets(tmp_path):
+    """A plain classifier is adjusted outside of training only, and its units are watched."""
+    config = str(ROOT / "configs/recipes/long_tail_with_resets.yaml")
+    cli = run(["fit", "--config", config, *SHORT, f"--trainer.default_root_dir={tmp_path}"])
+    assert "test/acc" in cli.test_metrics
+    callbacks = {type(callback).__name__: callback for callback in cli.trainer.callbacks}
+    adjustment = callbacks["LogitAdjustment"]
+    assert torch.equal(adjustment._counts, cli.datamodule.class_counts)  # nobody gave them
+    header = next(tmp_path.rglob("metrics.csv")).read_text().partition("\n")[0].split(",")
+    assert any(name.startswith("snr/") for name in header), header
+    x, _ = next(iter(cli.datamodule.test_dataloader()))
+    cli.model.eval()
+    with torch.no_grad():
+        raw = cli.model(x)
+    assert torch.equal(raw, cli.model.network(x))  # the hook is gone
+    assert not torch.equal(adjustment.adjusted(raw).argmax(1), raw.argmax(1))
