@@ -1,4 +1,4 @@
-"""The differentiable coefficient against its row-by-row form, the exact one and FOCI against loops, memory by neighbours."""
+"""The coefficients and FOCI against plain forms; memory by neighbours and by chunks."""
 
 from __future__ import annotations
 

@@ -12,6 +12,10 @@ from .checks import check_choice, check_range
 __all__ = ["ranks", "stable_topk"]
 
 
+# dtypes whose values leave room for a position in 64 bits
+_NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32)
+
+
 def _ascending_order(x: Tensor) -> Tensor:
     """``x`` with NaN as the largest value, in a dtype that can be compared."""
     x = x.detach()
@@ -45,20 +49,39 @@ def stable_topk(x: Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple
     size = x.shape[dim]
     check_range("k", k, 0, size)
     order = _ascending_order(x).movedim(dim, -1)
-    if k == 0 or 4 * k >= size:  # selection saves nothing over sorting
+    if order.dtype in _NARROW and size < 2**31:
+        indices = _topk_of_keys(order, k, largest)
+    elif k == 0 or 4 * k >= size:  # selection saves nothing over sorting
         indices = torch.sort(order, dim=-1, descending=largest, stable=True).indices[..., :k]
     else:
-        # topk gives the k-th value whatever it does with ties; the first entries equal to it fill what is left.
-        kth = torch.topk(order, k, dim=-1, largest=largest).values[..., -1:]
-        beyond = order > kth if largest else order < kth
-        tied = order == kth
-        chosen = beyond | (tied & (tied.cumsum(dim=-1) <= k - beyond.sum(dim=-1, keepdim=True)))
-        position = torch.where(chosen, torch.arange(size, device=x.device), size)
-        indices = torch.topk(position, k, dim=-1, largest=False).values.sort(dim=-1).values
-        best_first = torch.sort(order.gather(-1, indices), dim=-1, descending=largest, stable=True).indices
-        indices = indices.gather(-1, best_first)
+        indices = _topk_in_two_steps(order, k, largest)
     indices = indices.movedim(-1, dim)
     return x.gather(dim, indices), indices
+
+
+def _topk_of_keys(order: Tensor, k: int, largest: bool) -> Tensor:
+    """Indices by one selection among integers that hold the value above and the position below: no two are equal."""
+    if order.is_floating_point():
+        bits = (order.float() + 0.0).contiguous().view(torch.int32)  # + 0.0: the two zeros are one value
+        order = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # negative floats grow the other way round
+    size = order.shape[-1]
+    position = torch.arange(size, device=order.device)
+    keys = (order.long() << 32) | (size - 1 - position if largest else position)
+    return torch.topk(keys, k, dim=-1, largest=largest, sorted=True).indices
+
+
+def _topk_in_two_steps(order: Tensor, k: int, largest: bool) -> Tensor:
+    """Indices for wide dtypes: the k-th value first, then the first of the entries equal to it fill what is left."""
+    size = order.shape[-1]
+    kth = torch.topk(order, k, dim=-1, largest=largest).values[..., -1:]
+    beyond = order > kth if largest else order < kth
+    tied = order == kth
+    needed = k - beyond.sum(dim=-1, keepdim=True)
+    chosen = beyond | (tied & (tied.cumsum(dim=-1, dtype=torch.int32) <= needed))
+    position = torch.where(chosen, torch.arange(size, device=order.device, dtype=torch.int32), size)
+    indices = torch.topk(position, k, dim=-1, largest=False).values.sort(dim=-1).values.long()
+    best_first = torch.sort(order.gather(-1, indices), dim=-1, descending=largest, stable=True).indices
+    return indices.gather(-1, best_first)
 
 
 def ranks(x: Tensor, method: Literal["average", "max", "min", "ordinal"] = "average", dim: int = 0) -> Tensor:

@@ -254,7 +254,7 @@ def _soft_ranks(
     exact = beta < _EXACT_BELOW
     if not exact:
         z = z - z.detach().mean(dim=0)  # distances stay, the rounding error of their matrix-product form shrinks
-    block = min(chunk_size or 1024, n)
+    block = min(chunk_size or (1024 if num_neighbors is None else 256), n)
     temperature = beta * _mean_distance(z, exact, block) if distance_scale == "mean" else beta
     neighbors = None
     if num_neighbors is not None:

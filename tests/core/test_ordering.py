@@ -14,12 +14,17 @@ def reference_topk(x: np.ndarray, k: int, largest: bool) -> np.ndarray:
     return np.argsort(-x if largest else x, axis=-1, kind="stable")[..., :k]
 
 
-@given(st.lists(st.integers(-3, 3), min_size=1, max_size=40), st.integers(0, 40), st.booleans())
-def test_topk_takes_lower_index_on_ties(values, k, largest):
-    x = torch.tensor(values)
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.int8]
+
+
+@given(
+    st.lists(st.integers(-3, 3), min_size=1, max_size=40), st.integers(0, 40), st.booleans(), st.sampled_from(DTYPES)
+)
+def test_topk_takes_lower_index_on_ties(values, k, largest, dtype):
+    x = torch.tensor(values).to(dtype)
     k = min(k, len(values))
     top, index = stable_topk(x, k, largest=largest)
-    np.testing.assert_array_equal(index.numpy(), reference_topk(x.numpy(), k, largest))
+    np.testing.assert_array_equal(index.numpy(), reference_topk(x.double().numpy(), k, largest))
     assert torch.equal(top, x[index])
 
 
@@ -39,6 +44,19 @@ def test_topk_with_infinities_and_nan(largest):
     x = torch.tensor([0.0, torch.inf, -torch.inf, torch.nan] * 10)
     _, index = stable_topk(x, 3, largest=largest)
     assert index.tolist() == ([1, 3, 5] if largest else [2, 6, 10])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [3, 300, 999])
+@pytest.mark.parametrize("largest", [True, False])
+def test_topk_of_floats_of_all_sizes(dtype, k, largest):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 1000, generator=g, dtype=dtype) * 10 ** torch.randint(-30, 30, (1000,), generator=g)
+    x[:, ::7] = -0.0
+    x[:, ::11] = 0.0
+    np.testing.assert_array_equal(
+        stable_topk(x, k, largest=largest)[1].numpy(), reference_topk(x.numpy() + 0.0, k, largest)
+    )
 
 
 def test_topk_carries_gradient():
