@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING
 from .._lazy import attach
 
 if TYPE_CHECKING:
-    from .callbacks import ContinualBackprop as ContinualBackprop
-    from .callbacks import L2Init as L2Init
-    from .callbacks import L2Regularization as L2Regularization
-    from .callbacks import PlasticityMonitor as PlasticityMonitor
-    from .callbacks import ReDo as ReDo
     from .callbacks import SelfNormalizedResets as SelfNormalizedResets
-    from .callbacks import ShrinkAndPerturb as ShrinkAndPerturb
-    from .callbacks import UnitResetCallback as UnitResetCallback
+    from .competitors import ContinualBackprop as ContinualBackprop
+    from .competitors import L2Init as L2Init
+    from .competitors import L2Regularization as L2Regularization
+    from .competitors import ReDo as ReDo
+    from .competitors import ShrinkAndPerturb as ShrinkAndPerturb
     from .functional import LayerPair as LayerPair
     from .functional import cbp_utility as cbp_utility
     from .functional import empirical_tail as empirical_tail
@@ -28,5 +26,7 @@ if TYPE_CHECKING:
     from .modules import ConcatReLU as ConcatReLU
     from .modules import ContinualCNN as ContinualCNN
     from .modules import ContinualMLP as ContinualMLP
+    from .units import PlasticityMonitor as PlasticityMonitor
+    from .units import UnitResetCallback as UnitResetCallback
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)
