@@ -481,7 +481,7 @@ def test_interrupt_stops_the_workers(root: Path, number: int):
             pids = [int(text) for path in root.glob("runs/claims/toy/low/*/pid") if (text := path.read_text())]
         assert len(pids) == 2
         process.send_signal(number)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -129,7 +129,9 @@ class LogitAdjustment(Callback):
         self._end()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_handle": None}
+        # Without the logging methods that the Trainer attaches: they belong to the module.
+        own = {name: value for name, value in self.__dict__.items() if name not in ("log", "log_dict")}
+        return {**own, "_handle": None}
 
 
 class CompareAdjustments(Callback):
