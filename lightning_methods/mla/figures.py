@@ -115,4 +115,4 @@ def _agreement(axis: Axes, runs: dict[str, Any]) -> None:
     axis.grid(axis="y")
     axis.set_ylabel("same prediction as 1-vs-1 (%)")
     axis.set_xlabel("training images of a class")
-    axis.set_title("Agreement with the 1-vs-1 adjuster")
+    axis.set_title("Agreement with 1-vs-1")
