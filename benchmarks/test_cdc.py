@@ -20,7 +20,7 @@ RESTARTS = 10
 
 
 def kmeans_one_restart_at_a_time(x: Tensor, k: int) -> Tensor:
-    """Full distance matrices, one restart after the other, a loop over the clusters for their means."""
+    """Full distance matrices, one restart after the other."""
     generator = torch.Generator(device=x.device).manual_seed(0)
     tolerance = 1e-4 * x.var(dim=0, correction=0).mean()
     best, best_labels = None, None
@@ -28,7 +28,9 @@ def kmeans_one_restart_at_a_time(x: Tensor, k: int) -> Tensor:
         centroids = start
         for _ in range(300):
             labels = torch.cdist(x, centroids).argmin(dim=1)
-            new = torch.stack([x[labels == c].mean(0) if (labels == c).any() else centroids[c] for c in range(k)])
+            sums = torch.zeros_like(centroids).index_add_(0, labels, x)
+            counts = torch.bincount(labels, minlength=k)[:, None]
+            new = torch.where(counts > 0, sums / counts.clamp_min(1), centroids)
             shift, centroids = (new - centroids).square().sum(), new
             if shift <= tolerance:
                 break
