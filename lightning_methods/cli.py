@@ -310,7 +310,9 @@ def _keep_last(callbacks: list[Callback]) -> None:
         return
     for callback in checkpoints:
         callback.save_last = None
-    callbacks.append(ModelCheckpoint(filename="last", save_on_train_epoch_end=True, enable_version_counter=False))
+    last = ModelCheckpoint(filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+    last._last_global_step_saved = -1  # or a run without optimiser steps (a scikit-learn baseline) would save nothing
+    callbacks.append(last)
 
 
 def _check_writable(folder: Path) -> None:

@@ -26,8 +26,8 @@ NAMES = {
     "boosting": "boosted trees",
 }
 COLORS = dict(zip(NAMES, ("#0072B2", "#56B4E9", "#D55E00", "#E69F00", "#CC79A7", "#7F7F7F"), strict=True))
-MAPS = ("knn", "mlp", "lnca", "mnca")
-GRID = 81
+MAPS = {"knn": "5-NN", "mlp": "MLP", "lnca": "L-NCA", "mnca": "ModernNCA"}
+GRID = 80
 
 
 def figure(results: dict[str, Any], folder: Path) -> Figure:
@@ -42,8 +42,8 @@ def figure(results: dict[str, Any], folder: Path) -> Figure:
     """
     models = {run: _load(folder / f"board_{run}", run) for run in MAPS}
     maps = all(model is not None for model in models.values())
-    drawing = Figure(figsize=(11, 5.6 if maps else 2.8))
-    rows = drawing.subfigures(2, 1, height_ratios=[1.12, 1]) if maps else [drawing]
+    drawing = Figure(figsize=(11, 5.2 if maps else 2.8))
+    rows = drawing.subfigures(2, 1, height_ratios=[1, 1]) if maps else [drawing]
     if maps:
         _maps(rows[0], models, results)
     axes = rows[-1].subplots(1, 3)
@@ -54,17 +54,22 @@ def figure(results: dict[str, Any], folder: Path) -> Figure:
 
 
 def _load(folder: Path, run: str) -> LightningModule | None:
-    """The first seed's model."""
-    found = sorted(path for path in folder.glob("seed*/**/*.ckpt") if not path.stem.startswith("last"))
+    """The first seed's model: the best checkpoint, or the last where nothing was chosen."""
+    found = sorted(folder.glob("seed*/**/*.ckpt"), key=lambda path: (path.parts[:-1], path.stem.startswith("last")))
     kind = ModernNCA if run in ("mnca", "lnca") else SklearnBaseline
     return kind.load_from_checkpoint(found[0], map_location="cpu").eval() if found else None
+
+
+def _centres() -> torch.Tensor:
+    """Centres of the picture's cells over [-2, 2]."""
+    return (torch.arange(GRID) + 0.5) * (4 / GRID) - 2
 
 
 @torch.no_grad()
 def _surface(model: LightningModule) -> torch.Tensor:
     """Probability of class 1 over the first two columns, mean over stored rows' values of the others: [GRID, GRID]."""
     # The columns are standardised; that of a uniform number in [-2, 2] is 2 / sqrt(3) wide.
-    line = torch.linspace(-2, 2, GRID) / (2 / 3**0.5)
+    line = _centres() / (2 / 3**0.5)
     y, x = torch.meshgrid(line, line, indexing="ij")
     cells = torch.stack([x, y], dim=-1).flatten(0, 1)
     total = torch.zeros(len(cells))
@@ -77,12 +82,12 @@ def _surface(model: LightningModule) -> torch.Tensor:
 
 def _maps(drawing: Any, models: dict[str, LightningModule], results: dict[str, Any]) -> None:
     axes = drawing.subplots(1, 1 + len(models))
-    line = torch.linspace(-2, 2, GRID)
+    line = _centres()
     truth = ((line.floor()[None] + line.floor()[:, None]) % 2).float()
     surfaces = {"the rule": truth}
     for run, model in models.items():
         accuracy = results["runs"][f"board_{run}"]["test/acc"]["mean"]
-        surfaces[f"{NAMES[run]}: {100 * accuracy:.0f} %"] = _surface(model)
+        surfaces[f"{MAPS[run]}: {100 * accuracy:.0f} %"] = _surface(model)
     for axis, (title, surface) in zip(axes, surfaces.items(), strict=True):
         image = axis.imshow(
             surface, origin="lower", extent=(-2, 2, -2, 2), cmap="PuOr", vmin=0, vmax=1, interpolation="nearest"

@@ -24,7 +24,7 @@ SMALL = {"dim": 16, "n_frequencies": 8, "d_embedding": 8, "max_epochs": 30, "pat
 def test_scikit_learns_checks(kind):
     failed = {}
     names = []
-    for estimator, check in estimator_checks_generator(kind(**SMALL), mark=None):
+    for estimator, check in estimator_checks_generator(kind(**{**SMALL, "max_epochs": 12, "patience": 5}), mark=None):
         name = check.func.__name__
         names.append(name)
         try:

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning import Trainer
 from torch import nn
 
 from datamodules import SklearnTabularDataModule, TabularCSVDataModule
+from lightning_methods.cli import run
 from lightning_methods.core import IndexedBatch
 from lightning_methods.modern_nca import ModernNCA, SklearnBaseline, TabularBatch, TabularEncoder
 from tests.ddp import run_two_processes
@@ -504,3 +507,33 @@ def test_boosting_baselines(name, classes):
     result = trainer.test(model, data, verbose=False)[0]
     assert len(model.val_x) == len(data.val_set)
     assert result["test/acc"] > 0.8 if classes else result["test/r2"] > 0.5
+
+
+# the paper's configuration on a fake of the benchmark's format
+
+
+def test_talent_configuration(tmp_path, monkeypatch):
+    generator = np.random.default_rng(0)
+    folder = tmp_path / "data" / "talent" / "phoneme"
+    folder.mkdir(parents=True)
+    for split, n in (("train", 60), ("val", 20), ("test", 20)):
+        x = generator.normal(size=(n, 5))
+        np.save(folder / f"N_{split}.npy", x)
+        np.save(folder / f"y_{split}.npy", (x[:, 0] > 0).astype(int))
+    (folder / "info.json").write_text('{"task_type": "binclass", "n_num_features": 5, "n_cat_features": 0}')
+    config = Path(__file__).parents[2] / "configs" / "modern_nca" / "talent.yaml"
+    monkeypatch.chdir(tmp_path)
+    cli = run(["fit", "--config", str(config), "--trainer.fast_dev_run=true", "--trainer.accelerator=cpu"])
+    assert cli.model.candidate_x.shape == (60, 5)
+    assert cli.model.temperature == 1.0
+    optimizer = cli.model.configure_optimizers()
+    assert optimizer.defaults["lr"] == 0.01
+    assert optimizer.defaults["weight_decay"] == 2e-4
+
+
+def test_a_baseline_without_optimiser_steps_leaves_a_checkpoint(tmp_path, monkeypatch):
+    config = str(Path(__file__).parents[2] / "configs" / "modern_nca" / "checkerboard_knn.yaml")
+    monkeypatch.chdir(tmp_path)
+    fitted = run(["fit", "--config", config, "--trainer.accelerator=cpu"])
+    tested = run(["test", "--config", config, "--trainer.accelerator=cpu", "--ckpt_path=last"])
+    assert tested.test_metrics == fitted.test_metrics
