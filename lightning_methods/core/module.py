@@ -59,6 +59,18 @@ def _constructor_arguments(instance: Any, frame: Any) -> dict[str, Any]:
     return found
 
 
+def _constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """The parameters of a class's constructor and of those that it hands ``**kwargs`` to; the class's own win."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(base.__init__).parameters
+            found = {**parameters, **found}
+            if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+                break
+    return found
+
+
 class _Default:
     """Stands in a pickle for a constructor's default factory (usually a lambda, which pickle refuses)."""
 
@@ -214,7 +226,7 @@ class MethodModule(LightningModule):
         """Replace default factories, which are lambdas and cannot be pickled, by the name of their argument."""
         defaults = {
             id(parameter.default): name
-            for name, parameter in inspect.signature(type(self).__init__).parameters.items()
+            for name, parameter in _constructor_parameters(type(self)).items()
             if inspect.isfunction(parameter.default)
         }
         state = super().__getstate__() if hasattr(super(), "__getstate__") else self.__dict__
@@ -225,7 +237,7 @@ class MethodModule(LightningModule):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Put the default factories back."""
-        parameters = inspect.signature(type(self).__init__).parameters
+        parameters = _constructor_parameters(type(self))
         super().__setstate__(
             {key: parameters[v.parameter].default if isinstance(v, _Default) else v for key, v in state.items()}
         )

@@ -177,13 +177,7 @@ class SimCLR(TwoViewSSL):
         backbone: images -> features, [B, D].
         projector: features -> embeddings, [B, m].
         temperature: of the cosines, positive.
-        regularizer: called with the embeddings of both views.
-        regularizer_weight: its weight at the start of training.
-        regularizer_weight_end: its weight in the last epoch; None keeps it constant.
-        gather_distributed: use the embeddings of all processes as candidates.
-        optimizer: makes the optimiser from parameters.
-        lr_scheduler: makes the scheduler from the optimiser.
-        lr_interval: whether the scheduler steps every "epoch" or every "step".
+        **kwargs: arguments of :class:`TwoViewSSL`.
     """
 
     def __init__(
@@ -192,25 +186,9 @@ class SimCLR(TwoViewSSL):
         projector: nn.Module,
         *,
         temperature: float = 0.2,
-        regularizer: nn.Module | None = None,
-        regularizer_weight: float = 1.0,
-        regularizer_weight_end: float | None = None,
-        gather_distributed: bool = True,
-        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-4),
-        lr_scheduler: LRSchedulerCallable | None = None,
-        lr_interval: Literal["epoch", "step"] = "epoch",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            backbone,
-            projector,
-            regularizer=regularizer,
-            regularizer_weight=regularizer_weight,
-            regularizer_weight_end=regularizer_weight_end,
-            gather_distributed=gather_distributed,
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            lr_interval=lr_interval,
-        )
+        super().__init__(backbone, projector, **kwargs)
         check_range("temperature", temperature, 0, low_open=True)
         self.temperature = temperature
 
@@ -229,13 +207,7 @@ class BarlowTwins(TwoViewSSL):
         backbone: images -> features, [B, D].
         projector: features -> embeddings, [B, m].
         lambd: weight of the off-diagonal terms, non-negative.
-        regularizer: called with the embeddings of both views.
-        regularizer_weight: its weight at the start of training.
-        regularizer_weight_end: its weight in the last epoch; None keeps it constant.
-        gather_distributed: correlations over the batches of all processes.
-        optimizer: makes the optimiser from parameters.
-        lr_scheduler: makes the scheduler from the optimiser.
-        lr_interval: whether the scheduler steps every "epoch" or every "step".
+        **kwargs: arguments of :class:`TwoViewSSL`.
     """
 
     def __init__(
@@ -244,25 +216,9 @@ class BarlowTwins(TwoViewSSL):
         projector: nn.Module,
         *,
         lambd: float = 0.08,
-        regularizer: nn.Module | None = None,
-        regularizer_weight: float = 1.0,
-        regularizer_weight_end: float | None = None,
-        gather_distributed: bool = True,
-        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-4),
-        lr_scheduler: LRSchedulerCallable | None = None,
-        lr_interval: Literal["epoch", "step"] = "epoch",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            backbone,
-            projector,
-            regularizer=regularizer,
-            regularizer_weight=regularizer_weight,
-            regularizer_weight_end=regularizer_weight_end,
-            gather_distributed=gather_distributed,
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            lr_interval=lr_interval,
-        )
+        super().__init__(backbone, projector, **kwargs)
         check_range("lambd", lambd, 0)
         self.lambd = lambd
 
@@ -281,13 +237,7 @@ class ZeroCL(TwoViewSSL):
         backbone: images -> features, [B, D].
         projector: features -> embeddings, [B, m].
         eps: added to the diagonals of the covariances, positive.
-        regularizer: called with the embeddings of both views.
-        regularizer_weight: its weight at the start of training.
-        regularizer_weight_end: its weight in the last epoch; None keeps it constant.
-        gather_distributed: whiten over the batches of all processes.
-        optimizer: makes the optimiser from parameters.
-        lr_scheduler: makes the scheduler from the optimiser.
-        lr_interval: whether the scheduler steps every "epoch" or every "step".
+        **kwargs: arguments of :class:`TwoViewSSL`.
     """
 
     def __init__(
@@ -296,25 +246,9 @@ class ZeroCL(TwoViewSSL):
         projector: nn.Module,
         *,
         eps: float = 1e-4,
-        regularizer: nn.Module | None = None,
-        regularizer_weight: float = 1.0,
-        regularizer_weight_end: float | None = None,
-        gather_distributed: bool = True,
-        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-4),
-        lr_scheduler: LRSchedulerCallable | None = None,
-        lr_interval: Literal["epoch", "step"] = "epoch",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            backbone,
-            projector,
-            regularizer=regularizer,
-            regularizer_weight=regularizer_weight,
-            regularizer_weight_end=regularizer_weight_end,
-            gather_distributed=gather_distributed,
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            lr_interval=lr_interval,
-        )
+        super().__init__(backbone, projector, **kwargs)
         check_range("eps", eps, 0, low_open=True)
         self.eps = eps
 
@@ -371,8 +305,10 @@ class _MomentumSSL(TwoViewSSL):
 class MoCoV2(_MomentumSSL):
     """MoCo v2, symmetric: queries against the momentum copy's keys and a queue of earlier keys.
 
-    The queue's rows are the negatives as they were before this batch's keys are added. The loss is the sum over both
-    directions. Source: Chen et al., "Improved Baselines with Momentum Contrastive Learning", 2020.
+    The queue's rows are the negatives as they were before this batch's keys are added; it always holds the keys of all
+    processes. The loss is the sum over both directions.
+
+    Source: Chen et al., "Improved Baselines with Momentum Contrastive Learning", 2020.
 
     Args:
         backbone: images -> features, [B, D].
@@ -382,13 +318,7 @@ class MoCoV2(_MomentumSSL):
         temperature: of the cosines, positive.
         momentum: of the copy at the start, in [0, 1].
         momentum_end: of the copy at the end of training; None keeps it constant.
-        regularizer: called with the embeddings of both views.
-        regularizer_weight: its weight at the start of training.
-        regularizer_weight_end: its weight in the last epoch; None keeps it constant.
-        gather_distributed: loss over the batches of all processes. The queue always holds the keys of all.
-        optimizer: makes the optimiser from parameters.
-        lr_scheduler: makes the scheduler from the optimiser.
-        lr_interval: whether the scheduler steps every "epoch" or every "step".
+        **kwargs: arguments of :class:`TwoViewSSL`.
     """
 
     def __init__(
@@ -401,25 +331,9 @@ class MoCoV2(_MomentumSSL):
         temperature: float = 0.2,
         momentum: float = 0.99,
         momentum_end: float | None = 0.999,
-        regularizer: nn.Module | None = None,
-        regularizer_weight: float = 1.0,
-        regularizer_weight_end: float | None = None,
-        gather_distributed: bool = True,
-        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-4),
-        lr_scheduler: LRSchedulerCallable | None = None,
-        lr_interval: Literal["epoch", "step"] = "epoch",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            backbone,
-            projector,
-            regularizer=regularizer,
-            regularizer_weight=regularizer_weight,
-            regularizer_weight_end=regularizer_weight_end,
-            gather_distributed=gather_distributed,
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            lr_interval=lr_interval,
-        )
+        super().__init__(backbone, projector, **kwargs)
         check_range("temperature", temperature, 0, low_open=True)
         self.temperature = temperature
         self.queue = FeatureQueue(queue_size, keys=out_dim)
@@ -443,6 +357,8 @@ class MoCoV2(_MomentumSSL):
 class BYOL(_MomentumSSL):
     """BYOL: a predictor on the online branch matches the momentum copy's embedding of the other view.
 
+    A regulariser sees the projector's outputs, before the predictor.
+
     Source: Grill et al., "Bootstrap your own latent", NeurIPS 2020.
 
     Args:
@@ -451,13 +367,7 @@ class BYOL(_MomentumSSL):
         predictor: embeddings -> predictions, [B, m] -> [B, m].
         momentum: of the copy at the start, in [0, 1].
         momentum_end: of the copy at the end of training; None keeps it constant.
-        regularizer: called with the projector outputs (before the predictor) of both views.
-        regularizer_weight: its weight at the start of training.
-        regularizer_weight_end: its weight in the last epoch; None keeps it constant.
-        gather_distributed: loss over the batches of all processes.
-        optimizer: makes the optimiser from parameters.
-        lr_scheduler: makes the scheduler from the optimiser.
-        lr_interval: whether the scheduler steps every "epoch" or every "step".
+        **kwargs: arguments of :class:`TwoViewSSL`.
     """
 
     def __init__(
@@ -468,25 +378,9 @@ class BYOL(_MomentumSSL):
         *,
         momentum: float = 0.99,
         momentum_end: float | None = None,
-        regularizer: nn.Module | None = None,
-        regularizer_weight: float = 1.0,
-        regularizer_weight_end: float | None = None,
-        gather_distributed: bool = True,
-        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-4),
-        lr_scheduler: LRSchedulerCallable | None = None,
-        lr_interval: Literal["epoch", "step"] = "epoch",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            backbone,
-            projector,
-            regularizer=regularizer,
-            regularizer_weight=regularizer_weight,
-            regularizer_weight_end=regularizer_weight_end,
-            gather_distributed=gather_distributed,
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            lr_interval=lr_interval,
-        )
+        super().__init__(backbone, projector, **kwargs)
         self.predictor = predictor
         self._add_target(momentum, momentum_end)
 

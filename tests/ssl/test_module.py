@@ -306,6 +306,17 @@ def test_a_resumed_run_is_the_uninterrupted_run(name, tmp_path):
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
 
 
+def test_a_python_checkpoint_keeps_the_arguments_of_the_base(tmp_path):
+    module = build("SimCLR", temperature=0.7, regularizer_weight=0.3, regularizer_weight_end=0.1)
+    trainer = trainer_for(1)
+    trainer.fit(module, Views())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    fresh = build("SimCLR")
+    loaded = SimCLR.load_from_checkpoint(tmp_path / "last.ckpt", backbone=fresh.backbone, projector=fresh.projector)
+    assert (loaded.temperature, loaded.regularizer_weight, loaded.regularizer_weight_end) == (0.7, 0.3, 0.1)
+    torch.testing.assert_close(loaded.state_dict(), module.state_dict())
+
+
 def test_pickle_and_deepcopy():
     for name in METHODS:
         module = build(name)
