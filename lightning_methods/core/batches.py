@@ -15,6 +15,7 @@ __all__ = [
     "GroupBatch",
     "IndexedBatch",
     "MultiViewBatch",
+    "PopTBatch",
     "SoftLabelBatch",
     "TwoViewBatch",
 ]
@@ -94,3 +95,23 @@ class MultiViewBatch(NamedTuple):
     strong: Tensor
     target: Tensor
     index: Tensor
+
+
+class PopTBatch(NamedTuple):
+    """Populations of channels (electrodes) of different sizes, padded to the largest.
+
+    Attributes:
+        x: embeddings of the channels, float [B, S, d].
+        coords: positions of the channels, int64 [B, S, 3].
+        seq_id: ensemble of each channel, 0 or 1, int64 [B, S].
+        pad_mask: True where a channel is padding, bool [B, S].
+        label: float [B]; in pretraining 0 = consecutive ensembles, 1 = not.
+        replace_label: int64 [B, S]: 1 replaced, 2 scored as genuine, 0 not scored; None outside of pretraining.
+    """
+
+    x: Tensor
+    coords: Tensor
+    seq_id: Tensor
+    pad_mask: Tensor
+    label: Tensor
+    replace_label: Tensor | None = None
