@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from .._lazy import attach
 
 if TYPE_CHECKING:
+    from .batches import CorrectnessBatch as CorrectnessBatch
     from .batches import GroupBatch as GroupBatch
     from .batches import IndexedBatch as IndexedBatch
     from .batches import MultiViewBatch as MultiViewBatch
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from .checkpoints import load_submodule as load_submodule
     from .clustering import kmeans as kmeans
     from .hooks import capture_outputs as capture_outputs
+    from .io import cached_tensors as cached_tensors
+    from .io import read_jsonl as read_jsonl
     from .io import safe_unpickle as safe_unpickle
+    from .io import write_jsonl as write_jsonl
     from .manual import ManualOptimization as ManualOptimization
     from .module import Classifier as Classifier
     from .module import MethodModule as MethodModule

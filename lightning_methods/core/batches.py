@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "CorrectnessBatch",
     "GroupBatch",
     "IndexedBatch",
     "MultiViewBatch",
@@ -33,6 +34,22 @@ class IndexedBatch(NamedTuple):
     x: Tensor
     y: Tensor
     index: Tensor
+
+
+class CorrectnessBatch(NamedTuple):
+    """Pairs of a model and a question with the outcome.
+
+    Attributes:
+        model_ids: which model, int64 [B] in 0..M-1.
+        question_embeddings: frozen text embedding of the question, float [B, D].
+        labels: 1 where the model was right, else 0, int64 [B].
+        question_ids: which question, int64 [B]; the same number for the same question in every split.
+    """
+
+    model_ids: Tensor
+    question_embeddings: Tensor
+    labels: Tensor
+    question_ids: Tensor
 
 
 class GroupBatch(NamedTuple):

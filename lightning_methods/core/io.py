@@ -1,13 +1,19 @@
-"""Reading files that others wrote, without running what is in them."""
+"""Reading files that others wrote, without running what is in them; writing files whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import pickle
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["safe_unpickle"]
+from torch import Tensor
+
+__all__ = ["cached_tensors", "read_jsonl", "safe_unpickle", "write_jsonl"]
 
 _BUILTINS = {
     "bytearray",
@@ -74,3 +80,86 @@ def safe_unpickle(
 
     with Path(path).open("rb") as file:
         return Unpickler(file, encoding=encoding).load()
+
+
+@contextlib.contextmanager
+def _written_whole(path: Path) -> Iterator[Path]:
+    """A draft beside ``path`` that takes its place when the block ends well, so that no part of a file is ever seen."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    draft = Path(name)
+    try:
+        yield draft
+        umask = os.umask(0)  # mkstemp's files are for their owner alone; give the usual permissions
+        os.umask(umask)
+        draft.chmod(0o666 & ~umask)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read_jsonl(path: str | Path, required: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Read a file of JSON lines: one object a line; empty lines are skipped.
+
+    Args:
+        path: the file, UTF-8.
+        required: keys that every object must have.
+
+    Returns:
+        The objects, in order.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is no JSON object or lacks a key; the message names file, line and key.
+    """
+    rows = []
+    with Path(path).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not JSON ({error}).") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number}: expected an object, got {type(row).__name__}.")
+            missing = [key for key in required if key not in row]
+            if missing:
+                raise ValueError(f"{path}, line {number}: {', '.join(missing)} missing; found {', '.join(row)}.")
+            rows.append(row)
+    return rows
+
+
+def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write JSON lines, whole or not at all: a failure or a kill leaves the file as it was.
+
+    Args:
+        path: the file; its folder is made.
+        rows: the objects, one a line.
+    """
+    with _written_whole(Path(path)) as draft, draft.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def cached_tensors(path: str | Path, compute: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors from a safetensors file, computed and saved if it is not there.
+
+    The name of the file has to say what the tensors depend on (a digest of the inputs): an existing file is trusted.
+    Several processes may ask at once; each then computes, and the last one's whole file stays.
+
+    Args:
+        path: the file; its folder is made.
+        compute: gives the tensors by name.
+
+    Returns:
+        The tensors on the CPU.
+    """
+    from safetensors.torch import load_file, save_file
+
+    path = Path(path)
+    if not path.is_file():
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in compute().items()}
+        with _written_whole(path) as draft:
+            save_file(tensors, draft)
+    return load_file(path)
