@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .modifiers import TwoViews as TwoViews
     from .modifiers import Views as Views
     from .modifiers import WithIndex as WithIndex
+    from .neural import PopulationEmbeddingDataModule as PopulationEmbeddingDataModule
+    from .neural import SyntheticPopulationDataModule as SyntheticPopulationDataModule
     from .tabular import SklearnTabularDataModule as SklearnTabularDataModule
     from .tabular import TabularCSVDataModule as TabularCSVDataModule
     from .tabular import TabularDataModule as TabularDataModule

@@ -1,4 +1,4 @@
-"""Populations out of recordings: embedding a recording, pretraining pairs drawn on the fly, decoding windows, padding."""
+"""Populations out of recordings: embeddings, pretraining pairs drawn on the fly, decoding windows, padding."""
 
 from __future__ import annotations
 
@@ -228,7 +228,8 @@ def collate_population(samples: Sequence[PopTBatch], pad_to_multiple: int = 1) -
     Example:
         >>> def sample(size):
         ...     zeros = torch.zeros(size, dtype=torch.long)
-        ...     return PopTBatch(torch.randn(size, 4), torch.zeros(size, 3).long(), zeros, zeros.bool(), torch.tensor(1.0))
+        ...     coords = torch.zeros(size, 3, dtype=torch.long)
+        ...     return PopTBatch(torch.randn(size, 4), coords, zeros, zeros.bool(), torch.tensor(1.0))
         >>> collate_population([sample(2), sample(3)]).pad_mask
         tensor([[False, False,  True],
                 [False, False, False]])

@@ -41,7 +41,7 @@ __all__ = [
 
 
 def sinusoidal_table(max_len: int, dim: int) -> Float[Tensor, "max_len dim"]:
-    """Sines and cosines of positions: ``P[p, 2i] = sin(p w_i)``, ``P[p, 2i+1] = cos(p w_i)``, ``w_i = 10000^(-2i/dim)``.
+    """Sines and cosines: ``P[p, 2i] = sin(p w_i)``, ``P[p, 2i+1] = cos(p w_i)``, ``w_i = 10000^(-2i/dim)``.
 
     Args:
         max_len: number of positions, at least 1.
@@ -354,7 +354,7 @@ def stft_features(
 
     Args:
         signal: voltages, at least ``nperseg`` samples.
-        sampling_rate: samples per second. The result does not depend on it; bin b is ``b * sampling_rate / nperseg`` Hz.
+        sampling_rate: samples per second. Only names the bins: bin b is at ``b * sampling_rate / nperseg`` Hz.
         n_freq: number of bins kept, the lowest.
         nperseg: samples in a window.
         noverlap: samples that neighbouring windows share.

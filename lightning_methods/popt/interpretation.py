@@ -79,8 +79,9 @@ def _other(n: int, shape: tuple[int, ...], generator: torch.Generator | None, de
 def channel_connectivity(model: nn.Module, batch: Any, chunk_size: int = 16) -> Tensor:
     """How much the channel-wise task on one channel suffers when another channel is removed.
 
-    For every channel a, the transformer sees the population without it; entry (a, b) is the increase of the channel-wise
-    cross-entropy of b, mean over the samples in which b is scored. Large entries say that b is predicted from a.
+    For every channel a, the transformer sees the population without it; entry (a, b) is the increase of the
+    channel-wise cross-entropy of b, mean over the samples in which b is scored. A large entry says that b is predicted
+    from a.
 
     Args:
         model: a pretrained :class:`PopulationTransformer`, or a module that holds one as ``.model``.

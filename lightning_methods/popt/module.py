@@ -226,8 +226,8 @@ class PopTFinetuning(DecodingModule):
         task: "binary" (labels 0 and 1; cross-entropy) or "regression" (squared error).
         upstream_lr_scale: learning rate of the transformer as a share of that of the new layer.
         freeze_upstream: leave the transformer as it is, in eval mode: its code is a frozen feature.
-        checkpoint: checkpoint of a pretraining run, or the authors' weights, that the transformer starts from; read when
-            a fit begins. None takes the transformer as it is.
+        checkpoint: checkpoint of a pretraining run, or the authors' weights, that the transformer starts from; read
+            when a fit begins. None takes the transformer as it is.
         optimizer: makes the optimiser from parameter groups; its learning rate is that of the new layer.
         lr_scheduler: makes the scheduler from the optimiser, e.g. :class:`RampUp`.
         lr_interval: whether the scheduler steps every "epoch" or every "step".
