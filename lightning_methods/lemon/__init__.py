@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from .._lazy import attach
 
 if TYPE_CHECKING:
+    from .callbacks import SourceTraining as SourceTraining
     from .expand import expand_bert as expand_bert
     from .expand import expand_model as expand_model
     from .expand import expand_resnet as expand_resnet
