@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .base import ArrayDataset as ArrayDataset
     from .base import BaseDataModule as BaseDataModule
     from .continual import ContinualDataModule as ContinualDataModule
+    from .llm_eval import CorrectnessMatrixDataModule as CorrectnessMatrixDataModule
     from .long_tail import ClassBalancedSampler as ClassBalancedSampler
     from .long_tail import PowerSampler as PowerSampler
     from .long_tail import ProgressivelyBalancedSampler as ProgressivelyBalancedSampler
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from .tabular import TabularDataModule as TabularDataModule
     from .tabular import TabularPreprocessor as TabularPreprocessor
     from .tabular import TalentDataModule as TalentDataModule
+    from .text import MaskedBlocks as MaskedBlocks
+    from .text import MaskedLMDataModule as MaskedLMDataModule
+    from .text import mask_tokens as mask_tokens
     from .toy import SensitiveToyDataModule as SensitiveToyDataModule
     from .toy import ToyDependenceDataModule as ToyDependenceDataModule
     from .transforms import ZCA as ZCA
