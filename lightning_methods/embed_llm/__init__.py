@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from .benchmark import predict_benchmark_accuracy as predict_benchmark_accuracy
     from .callbacks import BenchmarkProbe as BenchmarkProbe
     from .callbacks import CommunityProbe as CommunityProbe
+    from .data import Outcomes as Outcomes
+    from .data import read_model_embeddings as read_model_embeddings
+    from .data import read_outcomes as read_outcomes
+    from .data import read_question_embeddings as read_question_embeddings
+    from .data import synthetic_outcomes as synthetic_outcomes
     from .functional import RoutingBaselines as RoutingBaselines
     from .functional import community_distances as community_distances
     from .functional import correctness_logits as correctness_logits

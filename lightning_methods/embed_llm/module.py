@@ -12,7 +12,7 @@ from torchmetrics.classification import BinaryAccuracy
 
 from ..core.checks import check_range
 from ..core.module import MethodModule
-from .functional import correctness_loss, correctness_score, fit_model_embedding, route_queries
+from .functional import correctness_loss, correctness_score, route_queries
 from .metrics import RoutingAccuracy
 from .modules import CorrectnessMF
 
@@ -211,8 +211,7 @@ class EmbedLLM(CorrectnessModule):
     ) -> Tensor:
         """The vector of a model that was not there in training, with everything else fixed.
 
-        Ours, not the paper's (which retrains). A convex problem with one solution, see :func:`fit_model_embedding`; the
-        known models' mean and variance are the prior.
+        Ours, not the paper's (which retrains); see :meth:`CorrectnessMF.fit_model`.
 
         Args:
             correct: its outcomes, 0/1 [Q].
@@ -225,20 +224,6 @@ class EmbedLLM(CorrectnessModule):
         Raises:
             ValueError: shapes do not fit, or an outcome that is not 0 or 1.
         """
-        network, known = self.network, self.model_embeddings
-        correct = torch.as_tensor(correct, device=known.device)
-        return fit_model_embedding(
-            correct,
-            network.project(question_embeddings.to(known.device)),
-            network.classifier.weight,
-            network.classifier.bias,
-            known.mean(dim=0),
-            prior_precision_of(known) if prior_precision is None else prior_precision,
-        )
-
-
-def prior_precision_of(model_embeddings: Tensor) -> float:
-    """Inverse variance of the known models around their mean, one number for all dimensions; 1 for a single model."""
-    if len(model_embeddings) < 2:
-        return 1.0
-    return 1 / max(float(model_embeddings.float().var(dim=0).mean()), 1e-6)
+        device = self.network.classifier.weight.device
+        correct = torch.as_tensor(correct, device=device)
+        return self.network.fit_model(correct, question_embeddings.to(device), prior_precision)

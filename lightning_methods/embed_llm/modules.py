@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..core.checks import check_labels, check_range, check_shape
-from .functional import correctness_logits, correctness_margin_matrix
+from .functional import correctness_logits, correctness_margin_matrix, fit_model_embedding
 
 __all__ = ["CorrectnessMF"]
 
@@ -121,3 +121,34 @@ class CorrectnessMF(nn.Module):
     def score_matrix(self, question_embeddings: Float[Tensor, "questions dim"]) -> Float[Tensor, "models questions"]:
         """Probability that each model is right on each question, without noise in any mode, [Q, D] -> [M, Q]."""
         return self.margin_matrix(question_embeddings).sigmoid()
+
+    @torch.no_grad()
+    def fit_model(
+        self,
+        correct: Tensor,
+        question_embeddings: Float[Tensor, "questions dim"],
+        prior_precision: float | None = None,
+    ) -> Float[Tensor, " d"]:
+        """The vector of a model that was not there in training, with everything else fixed.
+
+        Ours, not the paper's, which trains anew. A convex problem with one solution (:func:`fit_model_embedding`); the
+        known models' mean and variance are the prior.
+
+        Args:
+            correct: its outcomes, 0/1 [Q].
+            question_embeddings: of the same questions, [Q, D].
+            prior_precision: how strongly it is drawn to the mean of the known models; None: one over their variance.
+
+        Returns:
+            [d].
+
+        Raises:
+            ValueError: shapes do not fit, or an outcome that is not 0 or 1.
+        """
+        known = self.model_embedding.weight.detach()
+        if prior_precision is None:
+            spread = float(known.float().var(dim=0).mean()) if len(known) > 1 else 1.0
+            prior_precision = 1 / max(spread, 1e-6)
+        questions = self.project(question_embeddings)
+        decoder = self.classifier.weight, self.classifier.bias
+        return fit_model_embedding(correct, questions, *decoder, known.mean(dim=0), prior_precision)
