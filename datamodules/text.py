@@ -312,7 +312,8 @@ ANIMALS = {
     "dog": ("barks", "kennel", "bones"), "cat": ("meows", "basket", "fish"), "cow": ("moos", "barn", "grass"),
     "duck": ("quacks", "pond", "bread"), "frog": ("croaks", "swamp", "flies"), "lion": ("roars", "savanna", "meat"),
     "owl": ("hoots", "forest", "mice"), "bee": ("buzzes", "hive", "nectar"), "horse": ("neighs", "stable", "hay"),
-    "snake": ("hisses", "desert", "eggs"), "wolf": ("howls", "mountains", "deer"), "mouse": ("squeaks", "hole", "cheese"),
+    "snake": ("hisses", "desert", "eggs"), "wolf": ("howls", "mountains", "deer"),
+    "mouse": ("squeaks", "hole", "cheese"),
 }  # fmt: skip
 SIZES = {"small": "quietly", "big": "loudly", "old": "rarely", "young": "often"}
 TEMPLATES = (
