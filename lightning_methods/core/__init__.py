@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .batches import IndexedBatch as IndexedBatch
     from .batches import MultiViewBatch as MultiViewBatch
     from .batches import PopTBatch as PopTBatch
+    from .batches import PreferenceBatch as PreferenceBatch
     from .batches import SoftLabelBatch as SoftLabelBatch
     from .batches import TwoViewBatch as TwoViewBatch
     from .callbacks import FiniteGuard as FiniteGuard

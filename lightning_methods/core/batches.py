@@ -17,6 +17,7 @@ __all__ = [
     "IndexedBatch",
     "MultiViewBatch",
     "PopTBatch",
+    "PreferenceBatch",
     "SoftLabelBatch",
     "TwoViewBatch",
 ]
@@ -132,3 +133,29 @@ class PopTBatch(NamedTuple):
     pad_mask: Tensor
     label: Tensor
     replace_label: Tensor | None = None
+
+
+class PreferenceBatch(NamedTuple):
+    """Pairs of answers to one prompt each, the preferred one and the other, encoded with the prompt and padded.
+
+    Attributes:
+        chosen_ids: prompt and preferred answer, int64 [B, Tc].
+        chosen_mask: 1 where there is a token, int64 [B, Tc].
+        chosen_labels: the token where it belongs to the answer, else -100, int64 [B, Tc].
+        rejected_ids: prompt and rejected answer, int64 [B, Tr].
+        rejected_mask: int64 [B, Tr].
+        rejected_labels: int64 [B, Tr].
+        reference_chosen: log-probability of the preferred answer under the reference, float [B]; None if not known.
+        reference_rejected: of the rejected answer, float [B]; None if not known.
+        language_ids: number of the pair's language, int64 [B]; None if not known.
+    """
+
+    chosen_ids: Tensor
+    chosen_mask: Tensor
+    chosen_labels: Tensor
+    rejected_ids: Tensor
+    rejected_mask: Tensor
+    rejected_labels: Tensor
+    reference_chosen: Tensor | None = None
+    reference_rejected: Tensor | None = None
+    language_ids: Tensor | None = None
