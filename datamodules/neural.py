@@ -517,7 +517,7 @@ class PopulationEmbeddingDataModule(_PopulationDataModule):
             raise FileNotFoundError(
                 f"{path} is missing. {type(self).__name__} reads all_ordered_electrodes.json, "
                 "localization/<subject>.csv and either recordings/<subject>/<recording>.npy or manifest.tsv with "
-                f"labels.tsv, all under {self.root} (recordings: https://braintreebank.dev; the embeddings are made by a "
+                f"labels.tsv, all under {self.root} (recordings: https://braintreebank.dev; embeddings are made by a "
                 "temporal encoder such as BrainBERT)."
             )
         return path
