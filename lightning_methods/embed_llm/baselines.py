@@ -32,7 +32,7 @@ class KNNCorrectness(CorrectnessModule):
     """
 
     def __init__(self, num_models: int, ks: list[int] | int = 131) -> None:
-        super().__init__(num_models, lambda params: torch.optim.SGD(params, lr=0.0))
+        super().__init__(num_models, torch.optim.SGD)  # never asked: there is nothing to optimise
         self.automatic_optimization = False
         self.ks = [ks] if isinstance(ks, int) else sorted(set(ks))
         for k in self.ks:

@@ -16,6 +16,9 @@ from .modules import CorrectnessMF
 
 __all__ = ["Router"]
 
+# texts, or embeddings [Q, D] as anything that torch.as_tensor takes
+Questions = Any
+
 
 class Router:
     """Sends questions to the language model that is most likely to be right.
@@ -103,7 +106,7 @@ class Router:
         self.network.to(device)
         return self
 
-    def embed(self, questions: str | Sequence[str] | Tensor) -> Tensor:
+    def embed(self, questions: Questions) -> Tensor:
         """Embeddings of questions, [Q, D]: of texts by the encoder, of a tensor or an array itself.
 
         Raises:
@@ -150,7 +153,7 @@ class Router:
     # answers
 
     @torch.no_grad()
-    def scores(self, questions: str | Sequence[str] | Tensor) -> Tensor:
+    def scores(self, questions: Questions) -> Tensor:
         """Probability that each model is right on each question.
 
         Args:
@@ -162,9 +165,7 @@ class Router:
         return self.network.score_matrix(self.embed(questions))
 
     @torch.no_grad()
-    def route(
-        self, questions: str | Sequence[str] | Tensor, available: Sequence[str] | Tensor | None = None
-    ) -> list[str]:
+    def route(self, questions: Questions, available: Sequence[str] | Tensor | None = None) -> list[str]:
         """The model for each question.
 
         Args:
@@ -183,7 +184,7 @@ class Router:
 
     __call__ = route
 
-    def with_model(self, name: str, correct: Sequence[int] | Tensor, questions: Sequence[str] | Tensor) -> Router:
+    def with_model(self, name: str, correct: Sequence[int] | Tensor, questions: Questions) -> Router:
         """A router that knows one more model, from its outcomes on some questions.
 
         See :meth:`CorrectnessMF.fit_model`.

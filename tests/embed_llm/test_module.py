@@ -206,8 +206,8 @@ def test_a_new_model_finds_its_place():
         val_size=0,
         test_size=100,
     )
-    model = small_model(num_models=7, optimizer=lambda params: torch.optim.Adam(params, lr=0.02))
-    quiet_trainer(max_epochs=15).fit(model, datamodule=data)
+    model = small_model(num_models=7, optimizer=lambda params: torch.optim.Adam(params, lr=0.04))
+    quiet_trainer(max_epochs=8).fit(model, datamodule=data)
     rows, test = data.split_questions["train"], data.split_questions["test"]
     embedding = model.fit_new_model(outcomes.correct[3, rows], outcomes.embeddings[rows])
     router = Router.from_module(model).with_model("new", outcomes.correct[3, rows], outcomes.embeddings[rows])
