@@ -23,8 +23,9 @@ class BenchmarkProbe(Callback):
     ``CorrectnessMatrixDataModule(held_out_benchmarks=[...])`` has it. See :func:`predict_benchmark_accuracy`.
 
     Logs ``test/benchmark_tau`` (mean Kendall tau over splits and benchmarks; splits without one are left out),
-    ``test/benchmark_significant`` (share of the splits with p < 0.05), ``test/benchmark_mse`` and
-    ``test/benchmark_mse_ratio`` (to the error of predicting the training models' mean).
+    ``test/benchmark_significant`` (share of the splits with p < 0.05), ``test/benchmark_mse``,
+    ``test/benchmark_mse_of_mean`` (of predicting the mean of the training models) and the ratio of the two,
+    ``test/benchmark_mse_ratio``.
 
     Args:
         num_splits: random splits of the models.
@@ -63,6 +64,7 @@ class BenchmarkProbe(Callback):
             "tau": tau.nanmean(),
             "significant": (p_value < 0.05).double().mean(),
             "mse": error.mean(),
+            "mse_of_mean": of_mean.mean(),
             "mse_ratio": error.sum() / of_mean.sum(),
         }
         pl_module.log_dict({f"test/benchmark_{name}": value.float() for name, value in measured.items()})
