@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from .base import ArrayDataset as ArrayDataset
     from .base import BaseDataModule as BaseDataModule
     from .continual import ContinualDataModule as ContinualDataModule
+    from .graph import BAShapesDataModule as BAShapesDataModule
+    from .graph import NodeGraphDataModule as NodeGraphDataModule
+    from .graph import TreeCyclesDataModule as TreeCyclesDataModule
+    from .graph import TreeGridDataModule as TreeGridDataModule
     from .llm_eval import CorrectnessMatrixDataModule as CorrectnessMatrixDataModule
     from .long_tail import ClassBalancedSampler as ClassBalancedSampler
     from .long_tail import PowerSampler as PowerSampler
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
     from .tabular import TalentDataModule as TalentDataModule
     from .text import MaskedBlocks as MaskedBlocks
     from .text import MaskedLMDataModule as MaskedLMDataModule
+    from .text import PreferenceDataModule as PreferenceDataModule
+    from .text import PreferencePairs as PreferencePairs
     from .text import mask_tokens as mask_tokens
     from .toy import SensitiveToyDataModule as SensitiveToyDataModule
     from .toy import ToyDependenceDataModule as ToyDependenceDataModule

@@ -7,17 +7,20 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_methods.core.checks import check_range, check_shape
+from lightning_methods.core.batches import PreferenceBatch
+from lightning_methods.core.checks import check_choice, check_range, check_shape
+from lightning_methods.core.io import read_jsonl
+from lightning_methods.lidr.data import ToyWorld
 
 from .base import ArrayDataset, BaseDataModule, seeded
 
-__all__ = ["MaskedBlocks", "MaskedLMDataModule", "mask_tokens"]
+__all__ = ["MaskedBlocks", "MaskedLMDataModule", "PreferenceDataModule", "PreferencePairs", "mask_tokens"]
 
 
 # masked language modelling
@@ -347,3 +350,218 @@ def synthetic_sentences(count: int, seed: int = 0) -> list[str]:
             draw.choice(TEMPLATES).format(animal=animal, size=size, how=SIZES[size], sound=sound, home=home, food=food)
         )
     return sentences
+
+
+# preferences
+
+
+class PreferencePairs(ArrayDataset):
+    """Pairs of answers, encoded with their prompt; the loader gets whole batches.
+
+    Args:
+        pairs: the pairs, with the keys prompt, chosen, rejected.
+        language_ids: the number of each pair's language.
+        tokenizer: of transformers.
+        max_length: tokens of a prompt with its answer.
+        max_prompt_length: tokens of a prompt; None for half of ``max_length`` where both do not fit.
+        chat_template: write prompt and answer in the tokenizer's conversation template.
+        system: system line of the conversation.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[dict[str, Any]],
+        language_ids: Sequence[int],
+        tokenizer: Any,
+        max_length: int,
+        max_prompt_length: int | None,
+        chat_template: bool,
+        system: str | None,
+    ) -> None:
+        super().__init__(pairs, torch.as_tensor(language_ids), batch_type=PreferenceBatch)
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.max_prompt_length = max_prompt_length
+        self.chat_template = chat_template
+        self.system = system
+
+    def set_reference(self, chosen: Tensor, rejected: Tensor) -> None:
+        """Keep the reference's log-probabilities of all answers, [N] each; batches have them from now on."""
+        for name, values in (("reference_chosen", chosen), ("reference_rejected", rejected)):
+            self.extras[name] = check_reference(name, values, len(self))
+
+    def encode(self, row: int) -> dict[str, list[int]]:
+        """Tokens and labels of both answers of a pair; both have the same part of the prompt."""
+        from lightning_methods.text import chat_response, cut_pair, response_tokens, truncate_pair
+
+        pair = self.source[int(self.indices[row])]
+        encoded = {}
+        for which in ("chosen", "rejected"):
+            prompt, response = pair["prompt"], pair[which]
+            if self.chat_template:
+                prompt, response = chat_response(self.tokenizer, prompt, response, self.system)
+            elif prompt and not prompt[-1].isspace() and not response[:1].isspace():
+                prompt += " "
+            encoded[which] = response_tokens(
+                self.tokenizer, prompt, response, add_special_tokens=not self.chat_template
+            )
+        prompts, responses = ([start for _, start in encoded.values()], [len(i) - s for i, s in encoded.values()])
+        kept, _ = truncate_pair(max(prompts), max(responses), self.max_length, self.max_prompt_length)
+        fields = {}
+        for which, (ids, start) in encoded.items():
+            keep = min(start, kept), min(len(ids) - start, self.max_length - min(start, kept))
+            fields[f"{which}_ids"], fields[f"{which}_labels"] = cut_pair(self.tokenizer, ids, start, keep)
+        return fields
+
+    def __getitem__(self, row: int) -> PreferenceBatch:
+        """A batch of one pair."""
+        return self.__getitems__([row])
+
+    def __getitems__(self, rows: Sequence[int]) -> PreferenceBatch:
+        """A padded batch."""
+        from lightning_methods.text import pad_batch
+
+        encoded = [self.encode(int(row)) for row in rows]
+        pad = self.tokenizer.pad_token_id or 0
+        fields: dict[str, Any] = {}
+        for which in ("chosen", "rejected"):
+            ids = [pair[f"{which}_ids"] for pair in encoded]
+            fields[f"{which}_ids"] = pad_batch(ids, "right", pad)
+            fields[f"{which}_mask"] = pad_batch([[1] * len(row) for row in ids])
+            fields[f"{which}_labels"] = pad_batch([pair[f"{which}_labels"] for pair in encoded], "right", -100)
+        chosen_rows = torch.as_tensor(list(rows))
+        for name in ("reference_chosen", "reference_rejected"):
+            if name in self.extras:
+                fields[name] = self.extras[name][chosen_rows]
+        return PreferenceBatch(**fields, language_ids=self.targets[chosen_rows])
+
+
+def check_reference(name: str, values: Tensor, rows: int) -> Tensor:
+    check_shape(name, values, "pairs", pairs=rows)
+    return values.detach().cpu()
+
+
+class PreferenceDataModule(BaseDataModule):
+    """Pairs of answers to one prompt, the preferred one and the other; batches are ``PreferenceBatch``.
+
+    Prompt and answer are encoded as one text, in the tokenizer's conversation template where it has one; labels are
+    those of the answer, with the token that ends its turn. Of what is too long the prompt loses its beginning and the
+    answers their ends, and both answers of a pair see the same prompt. A share of the pairs, with the languages in
+    proportion, is held out for validation; the test set is the same unless ``test_size`` is given.
+
+    Files are JSON lines with ``id, prompt, chosen, rejected`` and, where it is known, ``language``, as
+    ``lightning_methods.lidr.build_preference_pairs`` gives them.
+
+    Args:
+        source: "jsonl", or "synthetic": pairs about a small world in two languages, with a tokenizer of their own;
+            nothing is downloaded.
+        path: the file of "jsonl".
+        tokenizer: name, folder or object of a tokenizer of transformers; None for that of the synthetic pairs.
+        max_length: tokens of a prompt with its answer.
+        max_prompt_length: tokens of a prompt; None for half of ``max_length`` where both do not fit.
+        languages: keep the pairs of these languages; None for all.
+        chat_template: use the tokenizer's conversation template; None where it has one. The synthetic pairs have none.
+        system: system line of the conversation.
+        swap: prefer the other answer: the control that shows that the direction of the preference matters.
+        val_fraction: share of the pairs for validation, short for ``val_size``.
+        **kwargs: arguments of :class:`BaseDataModule`.
+
+    Raises:
+        ValueError: an option is out of range, the path or the tokenizer is missing, or no pair is left.
+        FileNotFoundError: there is no such file (in ``setup``).
+    """
+
+    available_splits = ("train",)
+    default_val_size = 0.1
+    default_test_size = 0
+
+    def __init__(
+        self,
+        source: Literal["synthetic", "jsonl"] = "synthetic",
+        path: str | None = None,
+        tokenizer: Any = None,
+        max_length: int = 2048,
+        max_prompt_length: int | None = None,
+        languages: list[str] | None = None,
+        chat_template: bool | None = None,
+        system: str | None = None,
+        swap: bool = False,
+        val_fraction: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if val_fraction is not None:
+            if kwargs.get("val_size") is not None:
+                raise ValueError("val_fraction is short for val_size: give one of them.")
+            kwargs["val_size"] = float(val_fraction)
+        super().__init__(**kwargs)
+        check_choice("source", source, ("synthetic", "jsonl"))
+        check_range("max_length", max_length, 2)
+        if max_prompt_length is not None:
+            check_range("max_prompt_length", max_prompt_length, 1, max_length - 1)
+        if source == "jsonl" and (path is None or tokenizer is None):
+            raise ValueError("source='jsonl' needs a path, and the tokenizer of the model.")
+        self.source = source
+        self.path = path
+        self.max_length = max_length
+        self.max_prompt_length = max_prompt_length
+        self.only_languages = languages
+        self.chat_template = chat_template
+        self.system = system
+        self.swap = swap
+        self.tokenizer_name = tokenizer
+        self._tokenizer: Any = None
+        self._languages: list[str] = []
+
+    @property
+    def downloads(self) -> bool:
+        """Whether a file or a tokenizer is needed."""
+        return self.source != "synthetic" or isinstance(self.tokenizer_name, str)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer; loaded when it is first asked for."""
+        if self._tokenizer is None:
+            from lightning_methods.text import load_tokenizer, word_tokenizer
+
+            if self.tokenizer_name is None:
+                self._tokenizer = word_tokenizer(ToyWorld(seed=self.seed).words(), chat_template=None)
+            else:
+                self._tokenizer = load_tokenizer(self.tokenizer_name, local_files_only=not self.download)
+        return self._tokenizer
+
+    @property
+    def languages(self) -> list[str]:
+        """The names of the languages, by ``language_ids``; empty before ``setup``, or where the file names none."""
+        return self._languages
+
+    def _rows(self) -> list[dict[str, Any]]:
+        if self.source == "synthetic":
+            return [pair._asdict() for pair in ToyWorld(seed=self.seed).pairs()]
+        return read_jsonl(self.path, required=("id", "prompt", "chosen", "rejected"))
+
+    def load_split(self, split: str) -> ArrayDataset | None:
+        """All pairs as the training part; validation and test are taken out of it."""
+        if split != "train":
+            return None
+        rows = self._rows()
+        if self.only_languages is not None:
+            rows = [row for row in rows if row.get("language") in self.only_languages]
+        if not rows:
+            raise ValueError(
+                f"there is no pair{' of ' + ', '.join(self.only_languages) if self.only_languages else ''}."
+            )
+        if self.swap:
+            rows = [{**row, "chosen": row["rejected"], "rejected": row["chosen"]} for row in rows]
+        names = list(dict.fromkeys(str(row.get("language", "")) for row in rows))
+        self._languages = [] if names == [""] else names
+        chat = self.chat_template
+        if chat is None:
+            chat = getattr(self.tokenizer, "chat_template", None) is not None
+        numbers = [names.index(str(row.get("language", ""))) for row in rows]
+        return PreferencePairs(
+            rows, numbers, self.tokenizer, self.max_length, self.max_prompt_length, chat, self.system
+        )
+
+    def pair_sets(self) -> dict[str, PreferencePairs]:
+        """The sets of pairs by name: train, val, test; ready after ``setup``."""
+        return {"train": self.train_set, "val": self.val_set, "test": self.test_set}

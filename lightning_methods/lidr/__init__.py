@@ -6,10 +6,15 @@ from .._lazy import attach
 
 if TYPE_CHECKING:
     from ..core.batches import PreferenceBatch as PreferenceBatch
+    from .callbacks import PrecomputeReference as PrecomputeReference
+    from .callbacks import SavePretrained as SavePretrained
+    from .data import ToyWorld as ToyWorld
     from .functional import LIDRLoss as LIDRLoss
     from .functional import dpo_loss as dpo_loss
     from .functional import lidr_loss as lidr_loss
     from .functional import sequence_log_prob as sequence_log_prob
+    from .module import LIDR as LIDR
+    from .module import MultilingualAlignment as MultilingualAlignment
     from .preference import TRANSLATION_PRIMER as TRANSLATION_PRIMER
     from .preference import ParallelRecord as ParallelRecord
     from .preference import PreferencePair as PreferencePair

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .pooling import position_ids as position_ids
     from .prompts import chat_prompt as chat_prompt
     from .prompts import chat_response as chat_response
+    from .prompts import cut_pair as cut_pair
     from .prompts import encode_pair as encode_pair
     from .prompts import pad_batch as pad_batch
     from .prompts import response_tokens as response_tokens

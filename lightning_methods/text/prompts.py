@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.checks import check_choice, check_range
 
-__all__ = ["chat_prompt", "chat_response", "encode_pair", "pad_batch", "response_tokens", "truncate_pair"]
+__all__ = ["chat_prompt", "chat_response", "cut_pair", "encode_pair", "pad_batch", "response_tokens", "truncate_pair"]
 
 IGNORE_INDEX = -100
 
@@ -149,13 +149,23 @@ def _endings(tokenizer: Any) -> set[int]:
     return {*(set(tokenizer.all_special_ids) - set(others)), tokenizer.eos_token_id}
 
 
-def _cut(tokenizer: Any, prompt: list[int], response: list[int], keep: tuple[int, int]) -> list[int]:
-    """The last tokens of a prompt, with its beginning-of-sequence token, and the first of a response."""
-    kept = prompt[len(prompt) - keep[0] :] if keep[0] else []
-    first = prompt[:1]
-    if kept and len(kept) < len(prompt) and first == [tokenizer.bos_token_id]:
-        kept = first + kept[1:]
-    return kept + response[: keep[1]]
+def cut_pair(tokenizer: Any, ids: Sequence[int], start: int, keep: tuple[int, int]) -> tuple[list[int], list[int]]:
+    """The last tokens of a prompt, with its beginning-of-sequence token, and the first of its response, with labels.
+
+    Args:
+        tokenizer: tells the beginning-of-sequence token.
+        ids: prompt and response.
+        start: where the response begins.
+        keep: number of tokens of both that are kept, see :func:`truncate_pair`.
+
+    Returns:
+        ``(input_ids, labels)``: labels are -100 on the prompt.
+    """
+    kept = list(ids[start - keep[0] : start])
+    if kept and len(kept) < start and ids[0] == tokenizer.bos_token_id:
+        kept[0] = ids[0]
+    response = list(ids[start : start + keep[1]])
+    return kept + response, [IGNORE_INDEX] * len(kept) + response
 
 
 def encode_pair(
@@ -212,10 +222,9 @@ def encode_pair(
             after.append(tokenizer.eos_token_id)
     keep = truncate_pair(len(before), len(after), max_length, max_prompt_length)
     if truncate == ("left", "right"):
-        ids = _cut(tokenizer, before, after, keep)
-    else:
-        cut = {"left": lambda x, n: x[len(x) - n :], "right": lambda x, n: x[:n]}
-        ids = cut[truncate[0]](before, keep[0]) + cut[truncate[1]](after, keep[1])
+        return cut_pair(tokenizer, before + after, len(before), keep)
+    cut = {"left": lambda x, n: x[len(x) - n :], "right": lambda x, n: x[:n]}
+    ids = cut[truncate[0]](before, keep[0]) + cut[truncate[1]](after, keep[1])
     return ids, [IGNORE_INDEX] * keep[0] + ids[keep[0] :]
 
 
