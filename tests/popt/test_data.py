@@ -173,6 +173,7 @@ def test_padding_to_a_multiple_leaves_one_shape():
     assert shapes == {(3, 16, 3)}
 
 
+@pytest.mark.bad_input
 def test_bad_options():
     for options, message in (
         ({"ensemble_sizes": [1]}, "ensemble_sizes"),
