@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from .graph import NodeGraphDataModule as NodeGraphDataModule
     from .graph import TreeCyclesDataModule as TreeCyclesDataModule
     from .graph import TreeGridDataModule as TreeGridDataModule
+    from .dynamics import MoonWindows as MoonWindows
+    from .dynamics import ThreeMoonsDataModule as ThreeMoonsDataModule
+    from .icl import DFASequences as DFASequences
+    from .icl import InContextDFADataModule as InContextDFADataModule
     from .llm_eval import CorrectnessMatrixDataModule as CorrectnessMatrixDataModule
+    from .llm_eval import MGSMDataModule as MGSMDataModule
+    from .llm_eval import XAlpacaEvalDataModule as XAlpacaEvalDataModule
     from .long_tail import ClassBalancedSampler as ClassBalancedSampler
     from .long_tail import PowerSampler as PowerSampler
     from .long_tail import ProgressivelyBalancedSampler as ProgressivelyBalancedSampler
