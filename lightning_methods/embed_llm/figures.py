@@ -63,7 +63,7 @@ def figure(results: dict[str, Any], folder: Path) -> Figure:
         {f"benchmark {i + 1}": _values(results, f"left{i}", "test/benchmark_tau") for i in range(5)},
         list(PALETTE),
     )
-    axes[2].set_title("benchmark left out, Kendall's tau")
+    axes[2].set_title("left out, Kendall's tau")
     axes[2].axvline(0, color=GREY, lw=0.8)
     return drawing
 
@@ -90,13 +90,14 @@ def _space(axis: Axes, model: EmbedLLM) -> None:
         family.replace("family", "family "): torch.tensor([other == family for other in families])
         for family in sorted(set(families))
     }
-    plot_embeddings(model.model_embeddings, communities=communities, axis=axis)
-    points = project(model.model_embeddings)[0]
+    directions = model.network.score_directions().detach()
+    plot_embeddings(directions, communities=communities, axis=axis)
+    points = project(directions)[0]
     for color, members in zip(PALETTE, communities.values(), strict=False):
         centre = points[members].mean(dim=0)
         for point in points[members]:  # a thread from every model to its family's middle
             axis.plot(*torch.stack([point, centre], dim=1), color=color, lw=0.6, alpha=0.5, zorder=0)
-    axis.set_title("model embeddings, learned from outcomes alone")
+    axis.set_title("models by the questions that they answer rightly")
 
 
 def _predictions(axis: Axes, models: dict[int, EmbedLLM], seed: int) -> None:
@@ -115,6 +116,7 @@ def _predictions(axis: Axes, models: dict[int, EmbedLLM], seed: int) -> None:
         axis.scatter(y, predicted, s=20, color=PALETTE[number], ec="white", lw=0.4, label=f"benchmark {number + 1}")
     axis.axline((0, 0), slope=1, color=GREY, lw=0.9, zorder=0)
     axis.set_xlim(-0.02, 1.02)
+    axis.set_ylim(-0.5, 1.5)
     axis.set_xlabel("true accuracy on the benchmark left out")
     axis.set_ylabel("predicted from the embedding")
     axis.set_title("models that the regression has not seen")

@@ -558,6 +558,7 @@ def fit_model_embedding(
     identity = prior_precision * torch.eye(dim, dtype=rows.dtype, device=rows.device)
 
     def objective(p: Tensor) -> Tensor:
+        """Negative log posterior."""
         margin = rows @ p + offset
         return (F.softplus(margin) - y * margin).sum() + prior_precision / 2 * (p - mean).square().sum()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ ROUTING = ("routing_acc", "best_single_acc", "weighted_random_acc")
 class CorrectnessModule(MethodModule):
     """What a model of outcomes and its baseline share: evaluation, routing metrics, the names of the models.
 
-    Subclasses implement :meth:`margins`. Batches have the fields of
+    Subclasses implement :meth:`outputs`. Batches have the fields of
     :class:`~lightning_methods.core.CorrectnessBatch`. Logs ``val/loss``, ``val/acc``, ``test/loss``, ``test/acc``,
     ``test/routing_acc``, ``test/best_single_acc`` and ``test/weighted_random_acc``.
 
@@ -84,9 +85,9 @@ class CorrectnessModule(MethodModule):
 
     # evaluation
 
+    @abstractmethod
     def outputs(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Loss of a batch, scalar, and ``logits_1 - logits_0`` of its pairs, [B]."""
-        raise NotImplementedError(f"{type(self).__name__} must implement outputs.")
+        """Loss of a batch, scalar, and a number for each of its pairs whose sign is the forecast, [B]."""
 
     def _evaluate(self, batch: Any, stage: str) -> Tensor:
         loss, margins = self.outputs(batch)

@@ -122,6 +122,16 @@ class CorrectnessMF(nn.Module):
         """Probability that each model is right on each question, without noise in any mode, [Q, D] -> [M, Q]."""
         return self.margin_matrix(question_embeddings).sigmoid()
 
+    def score_directions(self) -> Float[Tensor, "models dim"]:
+        """What each model's logit is linear in, ``(P * (C_1 - C_0)) W``, [M, D].
+
+        Ours: the vectors themselves are known up to what the decoder undoes, and dimensions that no score depends on
+        keep the noise they started from. These directions hold what the outcomes tell and nothing else, so they are
+        the better picture of who resembles whom, and may be compared between runs on the same question embeddings.
+        """
+        u = self.classifier.weight[1] - self.classifier.weight[0]
+        return (self.model_embedding.weight * u) @ self.question_proj.weight
+
     @torch.no_grad()
     def fit_model(
         self,

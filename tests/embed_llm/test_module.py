@@ -91,6 +91,17 @@ def test_matrices_are_without_noise_in_any_mode():
     torch.testing.assert_close(scores.flatten(), logits.softmax(dim=1)[:, 1])
 
 
+def test_score_directions_are_what_scores_depend_on():
+    network, x = CorrectnessMF(3, 4, 8).eval(), torch.randn(6, 8)
+    directions = network.score_directions()
+    change = network.margin_matrix(x) - network.margin_matrix(torch.zeros(6, 8))
+    torch.testing.assert_close(directions @ x.T, change, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():  # the vectors move, the scores and the directions do not
+        network.model_embedding.weight *= 2
+        network.classifier.weight /= 2
+    torch.testing.assert_close(network.score_directions(), directions)
+
+
 def test_weights_of_the_authors_code_load():
     ours = CorrectnessMF(3, 4, 8)
     theirs = {
