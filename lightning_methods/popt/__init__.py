@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .baselines import ConcatenatedDecoder as ConcatenatedDecoder
     from .baselines import ConcatenatedLogistic as ConcatenatedLogistic
     from .baselines import rank_channels as rank_channels
+    from .callbacks import PopulationMaps as PopulationMaps
     from .data import PopulationPairs as PopulationPairs
     from .data import PopulationWindows as PopulationWindows
     from .data import Recording as Recording
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .functional import sinusoidal_table as sinusoidal_table
     from .functional import stft_features as stft_features
     from .interpretation import channel_connectivity as channel_connectivity
+    from .interpretation import channel_correlation as channel_correlation
     from .interpretation import channel_importance as channel_importance
     from .interpretation import channel_task_batch as channel_task_batch
     from .interpretation import region_importance as region_importance

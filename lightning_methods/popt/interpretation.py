@@ -19,7 +19,13 @@ from ..core.losses import at_least_float32
 from .functional import attention_rollout, corrupt_channels
 from .modules import PopulationTransformer
 
-__all__ = ["channel_connectivity", "channel_importance", "channel_task_batch", "region_importance"]
+__all__ = [
+    "channel_connectivity",
+    "channel_correlation",
+    "channel_importance",
+    "channel_task_batch",
+    "region_importance",
+]
 
 
 def _transformer(model: nn.Module) -> PopulationTransformer:
@@ -123,6 +129,31 @@ def channel_connectivity(model: nn.Module, batch: Any, chunk_size: int = 16) -> 
         whole = loss(torch.zeros_like(alone[:1]))
         without = torch.cat([loss(removed) for removed in alone.split(chunk_size)])
     return (without - whole).masked_fill(alone, 0.0)
+
+
+def channel_correlation(x: Tensor) -> Tensor:
+    """How alike the activity of two channels is over time: what a learned connectivity is compared with.
+
+    The RV coefficient, which for one-dimensional activity is the squared correlation:
+    ``|Xa' Xb|^2 / (|Xa' Xa| |Xb' Xb|)`` with centred activity and Frobenius norms.
+
+    Args:
+        x: activity or embeddings of the channels at many times, [n, S, d].
+
+    Returns:
+        [S, S], symmetric, in [0, 1]; 0 for a channel that does not vary.
+
+    Example:
+        >>> channel_correlation(torch.tensor([[[1.0], [-2.0]], [[3.0], [-6.0]]]))
+        tensor([[1., 1.],
+                [1., 1.]])
+    """
+    check_shape("x", x, "times channels dim")
+    x = at_least_float32(x)
+    x = x - x.mean(dim=0)
+    cross = torch.einsum("nad,nbe->abde", x, x).square().sum(dim=(2, 3))
+    own = cross.diagonal()
+    return cross / (own[:, None] * own).sqrt().clamp_min(torch.finfo(cross.dtype).tiny)
 
 
 def channel_importance(model: nn.Module, batch: Any) -> Tensor:

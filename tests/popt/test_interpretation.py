@@ -2,18 +2,23 @@
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger
 from torch.nn import functional as F
 
 from lightning_methods.popt import (
     PopTBatch,
     PopTFinetuning,
+    PopTPretraining,
+    PopulationMaps,
     attention_rollout,
     channel_connectivity,
+    channel_correlation,
     channel_importance,
     channel_task_batch,
     region_importance,
 )
-from tests.popt.test_module import small
+from tests.popt.test_module import QUIET, data, small
 
 
 def population(n: int = 6, channels: int = 4, seed: int = 0) -> PopTBatch:
@@ -89,6 +94,35 @@ def test_regions():
     result = region_importance(importance, ["b", "a", "b"])
     assert result == pytest.approx({"a": 1.0, "b": 1.0})
     assert list(region_importance(torch.tensor([1.0, 4.0, 2.0]), ["x", "y", "x"])) == ["y", "x"]
+
+
+def test_correlation_of_channels():
+    x = torch.randn(500, 3, 1, generator=torch.Generator().manual_seed(0))
+    x[:, 2] = 0.6 * x[:, 0] + 0.8 * x[:, 2] + 5
+    torch.testing.assert_close(channel_correlation(x), torch.corrcoef(x[..., 0].T).square())
+    rotation = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(1))).Q
+    y = torch.randn(100, 1, 4, generator=torch.Generator().manual_seed(2))
+    both = torch.cat([y, -3 * y @ rotation, torch.zeros_like(y)], dim=1)
+    expected = torch.tensor([[1.0, 1, 0], [1, 1, 0], [0, 0, 0]])
+    torch.testing.assert_close(channel_correlation(both), expected)  # blind to rotation and scale, 0 for silence
+
+
+def test_maps_are_written_for_the_tested_subject(tmp_path):
+    source = data()
+    module = PopTPretraining(small())
+    trainer = Trainer(logger=CSVLogger(tmp_path), callbacks=[PopulationMaps(num_windows=10)], **QUIET)
+    trainer.test(module, source, verbose=False)
+    (path,) = tmp_path.rglob("maps.pt")
+    ((subject, maps),) = torch.load(path, weights_only=True).items()
+    (recording,) = source.test_set.recordings
+    assert subject == recording.subject
+    assert torch.equal(maps["coords"], recording.coords)
+    assert maps["connectivity"].shape == (8, 8)
+    assert maps["connectivity"].isfinite().all()
+    windows = recording.embeddings[torch.linspace(0, recording.n_windows - 1, 10).long()]
+    torch.testing.assert_close(maps["correlation"], channel_correlation(windows))
+    batch = population(10, 8)._replace(x=windows, coords=recording.coords.expand(10, -1, -1))
+    torch.testing.assert_close(maps["importance"], channel_importance(module, batch).mean(0))
 
 
 @pytest.mark.bad_input
