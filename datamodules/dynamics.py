@@ -121,7 +121,8 @@ class ThreeMoonsDataModule(BaseDataModule):
         observer: "sun" or "planet", see :func:`moon_positions`.
         steps_per_epoch: batches in an epoch.
         num_val: windows in validation and in the test.
-        **kwargs: arguments of :class:`BaseDataModule`; ``batch_size`` must be a number.
+        batch_size: windows in a training batch.
+        **kwargs: arguments of :class:`BaseDataModule`.
 
     Raises:
         ValueError: an option is out of range.
@@ -134,21 +135,20 @@ class ThreeMoonsDataModule(BaseDataModule):
         observer: Literal["sun", "planet"] = "sun",
         steps_per_epoch: int = 100,
         num_val: int = 64,
+        batch_size: int = 64,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**{"batch_size": 64, **kwargs})
+        super().__init__(batch_size=batch_size, **kwargs)
         check_range("block_size", block_size, 2, TRAJECTORY // 2 - 2)
         check_range("min_periods", min_periods, 0, low_open=True)
         check_choice("observer", observer, ("sun", "planet"))
         check_range("steps_per_epoch", steps_per_epoch, 1)
         check_range("num_val", num_val, 1)
-        if self.batch_size is None:
-            raise ValueError("batch_size must be a number: windows are drawn without end.")
         self.block_size = block_size
         self.observer = observer
         self.train_periods, self.held_out = moon_periods()
         self.rate = block_size / common_period(self.held_out) / min_periods
-        self.sizes = {"train": steps_per_epoch * self.batch_size, "val": num_val, "test": num_val}
+        self.sizes = {"train": steps_per_epoch * batch_size, "val": num_val, "test": num_val}
 
     @property
     def before_lcm(self) -> tuple[int, int]:
