@@ -28,7 +28,9 @@ class SourceTraining(Callback):
 
     It acts once, when the fit is set up, with an optimiser and data of its own and the module's loss; the run's own
     random numbers do not notice. Every process of a distributed run trains the same source, and the weights of the
-    first are taken. A resumed run, and ``method="scratch"``, need no source and train none.
+    first are taken. ``method="scratch"`` needs no source and trains none, nor does a module that is expanded already. A
+    resumed run trains it once more, because it reads its checkpoint later: a source that takes long is better trained
+    in a run of its own and given as ``source_checkpoint``.
 
     Args:
         data: where the source learns, usually the data of the run.
@@ -58,7 +60,7 @@ class SourceTraining(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Train the source; the module expands it right afterwards."""
-        if stage != "fit" or trainer.ckpt_path is not None:
+        if stage != "fit":
             return
         if not isinstance(pl_module, ExpansionModule):
             raise ValueError(f"SourceTraining needs a module with a source; {type(pl_module).__name__} has none.")

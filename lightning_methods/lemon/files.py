@@ -42,10 +42,13 @@ def _find_prefix(state: dict[str, Tensor], network: nn.Module, path: str | Path)
     own = list(network.state_dict())
     found = [key[: -len(own[0])] for key in state if key == own[0] or key.endswith(f".{own[0]}")]
     fitting = [prefix for prefix in found if all(prefix + key in state for key in own)]
-    if len(fitting) != 1:
-        what = f"those of {len(fitting)} networks of this kind" if fitting else "not the weights of this network"
-        raise ValueError(f"{path} has {what} ({type(network).__name__}): give the prefix of the one that is meant.")
-    return fitting[0].rstrip(".")
+    if len(fitting) > 1:
+        names = ", ".join(repr(prefix.rstrip(".")) for prefix in fitting)
+        raise ValueError(
+            f"{path} has several networks of this kind, {names}: give the prefix of the one that is meant."
+        )
+    # Where it does not fit at all, load_submodule says what is missing.
+    return (fitting or found or [""])[0].rstrip(".")
 
 
 def load_source(network: nn.Module, path: str | Path, prefix: str | None = None) -> nn.Module:
@@ -70,8 +73,11 @@ def load_source(network: nn.Module, path: str | Path, prefix: str | None = None)
         prefix = _find_prefix(content["state_dict"], inner, path)
     if isinstance(content.get("model"), dict):  # a layout that load_submodule does not know
         start = f"{prefix}." if prefix else ""
-        own = inner.state_dict()
-        inner.load_state_dict({key: content["state_dict"][start + key] for key in own})
+        part = {key[len(start) :]: value for key, value in content["state_dict"].items() if key.startswith(start)}
+        try:
+            inner.load_state_dict(part)
+        except RuntimeError as error:
+            raise ValueError(f"the weights of {path} do not fit: {error}") from None
     else:
         load_submodule(path, prefix, inner)
     eps = content.get(CHECKPOINT_KEY)

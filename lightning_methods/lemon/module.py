@@ -85,20 +85,30 @@ class ExpansionModule(MethodModule):
         return self._source[0] if self._source else None
 
     def setup(self, stage: str) -> None:
-        """Expand at the start of the first fit, before the optimiser is built; never again, nor when a run resumes."""
+        """Expand at the start of the first fit, before the optimiser is built and the module is wrapped or sharded.
+
+        A run that resumes cannot be told from a new one here: it expands, and its checkpoint then brings weights, eps
+        and the mark that they are expanded.
+        """
         if stage != "fit" or bool(self.expanded):
             return
-        if self._trainer is not None and self._trainer.ckpt_path is not None:
-            self._source = ()  # the checkpoint that is loaded next has the expanded weights
-            return
-        if not self._source and self.method != "scratch":
-            raise ValueError(f"method={self.method!r} needs a source; only 'scratch' goes without.")
-        if self._source:
-            if self.source_checkpoint is not None and self.method != "scratch":
+        if self.method == "scratch":
+            self.expanded.fill_(True)
+        elif self._source:
+            if self.source_checkpoint is not None:
                 load_source(self._source[0], self.source_checkpoint)
             expand_model(self._source[0], self.target, self.method, **self.options)
             self._source[0].requires_grad_(False).eval()
-        self.expanded.fill_(True)
+            self.expanded.fill_(True)
+
+    def on_fit_start(self) -> None:
+        """By now a checkpoint is read: without a source the target must have been expanded before.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if not bool(self.expanded):
+            raise ValueError(f"method={self.method!r} needs a source; only 'scratch' goes without.")
 
     def on_train_start(self) -> None:
         """Measure on a validation batch how far the target is from the source, log it, and let the source go."""
@@ -154,8 +164,8 @@ class LEMON(ExpansionModule):
 
     Source: Wang et al., "LEMON: Lossless model expansion", ICLR 2024.
 
-    At the start of the fit the source's weights are expanded into the target, once: a resumed run, or a further fit of
-    a loaded module, goes on with the weights it has. The source is no part of the module: it is not trained, not
+    At the start of the fit the source's weights are expanded into the target, once: a resumed run goes on with the
+    weights of its checkpoint, a further fit with those that the module has. The source is no part of the module: it is not trained, not
     saved, and released when training starts. Networks are those that
     :func:`~lightning_methods.lemon.expand_model` takes.
 
