@@ -1,4 +1,4 @@
-"""PopT: pretraining samples drawn a batch at a time against one by one, and the transformer against PyTorch's layers."""
+"""PopT: samples drawn a batch at a time against one by one, the transformer against PyTorch's layers, the maps."""
 
 from __future__ import annotations
 

@@ -166,6 +166,10 @@ class _PopulationDataModule(LightningDataModule):
         sampler = EpochSampler(train, None, self.seed)
         return self._loader(train, self.batch_size, sampler=sampler, drop_last=self.drop_last)
 
+    def train_eval_dataloader(self) -> DataLoader:
+        """The training set in order; in pretraining its samples are still drawn by the epoch."""
+        return self._loader(self.train_set, self.eval_batch_size or self.batch_size)
+
     def val_dataloader(self) -> DataLoader:
         """The validation set, in order; its samples are the same every time."""
         return self._loader(self.val_set, self.eval_batch_size or self.batch_size)
