@@ -50,7 +50,12 @@ if TYPE_CHECKING:
     from .text import MaskedLMDataModule as MaskedLMDataModule
     from .text import PreferenceDataModule as PreferenceDataModule
     from .text import PreferencePairs as PreferencePairs
+    from .text import TokenStreamDataModule as TokenStreamDataModule
+    from .text import TokenWindows as TokenWindows
+    from .text import character_tokenizer as character_tokenizer
     from .text import mask_tokens as mask_tokens
+    from .text import read_documents as read_documents
+    from .text import write_token_bin as write_token_bin
     from .toy import SensitiveToyDataModule as SensitiveToyDataModule
     from .toy import ToyDependenceDataModule as ToyDependenceDataModule
     from .transforms import ZCA as ZCA

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from lightning import LightningDataModule
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lightning_methods.core.batches import CorrectnessBatch
 from lightning_methods.core.checks import check_choice, check_range, nearest
+from lightning_methods.core.io import read_jsonl
 from lightning_methods.embed_llm.data import (
     Outcomes,
     outcomes_of_tensors,
@@ -18,10 +22,11 @@ from lightning_methods.embed_llm.data import (
     read_question_embeddings,
     synthetic_outcomes,
 )
+from lightning_methods.lidr.data import language_prompt
 
 from .base import ArrayDataset, BaseDataModule, _count, stratified_parts
 
-__all__ = ["CorrectnessMatrixDataModule", "OutcomeTable"]
+__all__ = ["CorrectnessMatrixDataModule", "MGSMDataModule", "OutcomeTable", "XAlpacaEvalDataModule"]
 
 
 class OutcomeTable(NamedTuple):
@@ -382,3 +387,182 @@ class CorrectnessMatrixDataModule(BaseDataModule):
         made = super()._with_transform(dataset, training)
         views = {"question_embeddings" if name == "x" else name: view for name, view in made.transforms.items()}
         return made.replace(transforms=views)
+
+
+# prompts to answer
+
+
+class _Prompts(LightningDataModule):
+    """Prompts of several languages for ``test`` and ``predict``; a batch is a dictionary of lists."""
+
+    downloads = True
+
+    def __init__(self, languages: Sequence[str], root: str, batch_size: int, limit: int | None) -> None:
+        super().__init__()
+        if not languages:
+            raise ValueError("languages must name at least one language.")
+        check_range("batch_size", batch_size, 1)
+        if limit is not None:
+            check_range("limit", limit, 1)
+        self.languages = list(languages)
+        self.root = str(root)
+        self.batch_size = batch_size
+        self.limit = limit
+        self.rows: list[dict[str, str]] = []
+
+    def read(self, language: str) -> list[dict[str, str]]:
+        """The rows of one language."""
+        raise NotImplementedError(f"{type(self).__name__} must implement read.")
+
+    def file(self, language: str) -> Path:
+        """The file of a language.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        for name in (f"{language}.jsonl", f"{language}.json"):
+            if (Path(self.root) / name).is_file():
+                return Path(self.root) / name
+        raise FileNotFoundError(f"there is no {language}.jsonl in {self.root}. {self.where}")
+
+    where = ""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the files; a second call changes nothing."""
+        if not self.rows:
+            self.rows = [row for language in self.languages for row in self.read(language)[: self.limit]]
+
+    def _loader(self) -> DataLoader:
+        return DataLoader(self.rows, batch_size=self.batch_size, collate_fn=_columns)
+
+    def test_dataloader(self) -> DataLoader:
+        """All prompts, language by language."""
+        return self._loader()
+
+    def predict_dataloader(self) -> DataLoader:
+        """All prompts, language by language."""
+        return self._loader()
+
+
+def _columns(rows: list[dict[str, str]]) -> dict[str, list[str]]:
+    return {key: [row[key] for row in rows] for key in rows[0]}
+
+
+MGSM_LANGUAGES = ("bn", "de", "en", "es", "fr", "ja", "ru", "sw", "te", "th", "zh")
+
+
+class MGSMDataModule(_Prompts):
+    """MGSM: 250 arithmetic problems, the same in each language.
+
+    A batch is a dictionary of lists: ``id``, ``language``, ``prompt``, ``answer`` (the right number) and ``dataset``.
+
+    Files are ``<root>/<language>.jsonl`` with ``{"query": problem, "response": number}`` in each line.
+
+    Args:
+        languages: codes of bn, de, en, es, fr, ja, ru, sw, te, th, zh.
+        source: "jsonl", or "hf" for ``juletxara/mgsm`` on the Hugging Face hub (needs ``datasets``).
+        root: folder of the files, or of the hub's cache.
+        wrap: name the language in the prompt and ask for an answer in it, as in training on arithmetic.
+        batch_size: prompts in a batch.
+        limit: the first so many problems of each language; None for all.
+
+    Raises:
+        ValueError: an unknown language or source.
+        FileNotFoundError: a file is missing (in ``setup``).
+    """
+
+    where = "It holds one {'query', 'response'} a line; source='hf' fetches juletxara/mgsm instead."
+
+    def __init__(
+        self,
+        languages: list[str] = ["en", "es", "ru", "de", "fr"],  # noqa: B006 - a tuple would not parse as a list
+        source: Literal["jsonl", "hf"] = "jsonl",
+        root: str = "data/mgsm",
+        wrap: bool = True,
+        batch_size: int = 16,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(languages, root, batch_size, limit)
+        check_choice("source", source, ("jsonl", "hf"))
+        for language in languages:
+            check_choice("languages", language, MGSM_LANGUAGES)
+        self.source = source
+        self.wrap = wrap
+
+    def _problems(self, language: str) -> list[tuple[str, str]]:
+        if self.source == "jsonl":
+            rows = read_jsonl(self.file(language), required=("query", "response"))
+            return [(str(row["query"]), str(row["response"])) for row in rows]
+        try:
+            from datasets import load_dataset
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "source='hf' needs the package datasets: pip install 'lightning-methods[text]'.", name="datasets"
+            ) from error
+        rows = load_dataset("juletxara/mgsm", language, split="test", cache_dir=self.root)
+        return [(row["question"], str(row["answer_number"])) for row in rows]
+
+    def read(self, language: str) -> list[dict[str, str]]:
+        """The problems of one language."""
+        return [
+            {
+                "id": f"{language}-{number}",
+                "language": language,
+                "prompt": language_prompt(problem, language) if self.wrap else problem,
+                "answer": answer,
+                "dataset": "mgsm",
+            }
+            for number, (problem, answer) in enumerate(self._problems(language))
+        ]
+
+
+class XAlpacaEvalDataModule(_Prompts):
+    """X-AlpacaEval: 805 instructions, the same in each language, for a judge to compare the answers to.
+
+    A batch is a dictionary of lists: ``id``, ``language``, ``prompt`` and ``dataset``.
+
+    Files are ``<root>/<language>.jsonl`` with ``{"id", "dataset", "instruction"}`` in each line, or a JSON list of
+    these in ``<language>.json``.
+
+    Args:
+        languages: codes, e.g. of ar, de, en, es, fr, it, ja, ko, ru, th, zh.
+        root: folder of the files.
+        batch_size: prompts in a batch.
+        limit: the first so many instructions of each language; None for all.
+
+    Raises:
+        ValueError: no language, or a line without one of the keys (in ``setup``).
+        FileNotFoundError: a file is missing (in ``setup``).
+    """
+
+    where = "It is part of ZNLP/Language-Imbalance-Driven-Rewarding on GitHub."
+
+    def __init__(
+        self,
+        languages: list[str] = ["en", "es", "ru", "de", "fr"],  # noqa: B006
+        root: str = "data/x_alpaca_eval",
+        batch_size: int = 16,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__(languages, root, batch_size, limit)
+
+    def read(self, language: str) -> list[dict[str, str]]:
+        """The instructions of one language."""
+        keys = ("id", "dataset", "instruction")
+        path = self.file(language)
+        if path.suffix == ".jsonl":
+            rows = read_jsonl(path, required=keys)
+        else:
+            rows = json.loads(path.read_text(encoding="utf-8"))
+            for number, row in enumerate(rows):
+                if any(key not in row for key in keys):
+                    raise ValueError(f"{path}, entry {number}: expected {', '.join(keys)}; found {', '.join(row)}.")
+        return [
+            {
+                "id": str(row["id"]),
+                "language": language,
+                "prompt": row["instruction"],
+                "dataset": str(row["dataset"]),
+            }
+            for row in rows
+        ]

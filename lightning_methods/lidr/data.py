@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .preference import PreferencePair
+from .preference import PreferencePair, language_prompt
 
-__all__ = ["ToyWorld"]
+__all__ = ["ToyWorld", "language_prompt"]
 
 
 class ToyWorld(NamedTuple):
@@ -68,13 +68,12 @@ class ToyWorld(NamedTuple):
     def words(self) -> list[str]:
         """The vocabulary: both dictionaries and the words of requests for translation."""
         own = [word for language in self.languages for word in self.dictionary(language)]
-        tags = ("<sentence>", "</sentence>", "<translated>", "</translated>")
-        return [*own, "translate", "into", *self.languages, *tags]
+        return [*own, *self.languages, "<translated>", "</translated>"]
 
     @staticmethod
     def translation_prompt(text: str, language: str) -> str:
-        """A short request for a translation, in the form that the model was pretrained on."""
-        return f"translate into {language} <sentence> {text} </sentence> "
+        """A request for a translation in the shortest form, which the model was pretrained on."""
+        return f"{language} {text} "
 
     def training_texts(self, dominant_known: int, weak_known: Sequence[int] | float) -> list[tuple[str, str]]:
         """What a model reads before it is asked anything: facts and translations, as pairs of prompt and answer.

@@ -256,7 +256,7 @@ def data(**options):
 
 
 def policy(**config):
-    return tiny_causal_lm(234, width=16, layers=1, positions=32, **config)
+    return tiny_causal_lm(227, width=16, layers=1, positions=32, **config)
 
 
 def test_precomputed_equals_copy_and_a_resumed_run_keeps_the_first_model_as_reference(tmp_path):
