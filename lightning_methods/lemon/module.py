@@ -77,6 +77,7 @@ class ExpansionModule(MethodModule):
         }
         # In a tuple the source is no submodule: it is neither trained nor saved nor moved.
         self._source: tuple[nn.Module, ...] = () if source is None else (source,)
+        self.max_abs_diff: float | None = None
         self.register_buffer("expanded", torch.zeros((), dtype=torch.bool))
 
     @property
@@ -124,8 +125,17 @@ class ExpansionModule(MethodModule):
         weight = next(self.target.parameters())
         difference = max_output_difference(source.to(weight.device, weight.dtype), self.target, self.inputs(batch))
         source.cpu()
-        options = {"reduce_fx": "max", "sync_dist": True, "batch_size": 1}
-        self.log("expand/max_abs_diff", torch.tensor(difference, device=self.device, dtype=torch.float32), **options)
+        self.max_abs_diff = difference
+        self._log_difference()
+
+    def _log_difference(self) -> None:
+        if self.max_abs_diff is not None:
+            value = torch.tensor(self.max_abs_diff, device=self.device, dtype=torch.float32)
+            self.log("expand/max_abs_diff", value, reduce_fx="max", sync_dist=True, batch_size=1)
+
+    def on_test_epoch_end(self) -> None:
+        """Put the difference at the start of the fit beside the test's result."""
+        self._log_difference()
 
     def _a_validation_batch(self) -> Any:
         """The first validation batch; one of the training set where there is no validation; None without data."""
@@ -165,13 +175,13 @@ class LEMON(ExpansionModule):
     Source: Wang et al., "LEMON: Lossless model expansion", ICLR 2024.
 
     At the start of the fit the source's weights are expanded into the target, once: a resumed run goes on with the
-    weights of its checkpoint, a further fit with those that the module has. The source is no part of the module: it is not trained, not
-    saved, and released when training starts. Networks are those that
+    weights of its checkpoint, a further fit with those that the module has. The source is no part of the module: it is
+    not trained, not saved, and released when training starts. Networks are those that
     :func:`~lightning_methods.lemon.expand_model` takes.
 
     Batches are ``(x, y)``, with y int64 [B] or class probabilities [B, num_classes].
 
-    Logs ``expand/max_abs_diff`` (once, on a validation batch: about 1e-6 for "lemon" and "fpi" in float32),
+    Logs ``expand/max_abs_diff`` (measured once, on a validation batch: about 1e-6 for "lemon" and "fpi" in float32),
     ``train/loss``, ``val/loss``, ``val/acc``, ``test/loss``, ``test/acc``.
 
     Args:
@@ -373,6 +383,7 @@ class LEMONMaskedLM(ExpansionModule):
     def on_test_epoch_end(self) -> None:
         """Log loss and perplexity of all predicted tokens."""
         self._log_epoch("test", self.test_loss)
+        super().on_test_epoch_end()
 
     def predict_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
         """The most probable token at every position, [B, T]."""
