@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -161,6 +162,11 @@ def _weight_uses(module: nn.Module) -> Counter[int]:
     return Counter(id(layer._parameters["weight"]) for layer in layers if layer._parameters.get("weight") is not None)
 
 
+def _functional_uses(graph: fx.Graph, root: nn.Module) -> Counter[int]:
+    """How often a forward reads a parameter itself, as in ``F.linear(x, self.encoder.weight.t())``."""
+    return Counter(id(attrgetter(node.target)(root)) for node in graph.nodes if node.op == "get_attr")
+
+
 class _Tracer(fx.Tracer):
     """Descends into everything but known layers, modules without children and what could not be traced."""
 
@@ -208,6 +214,7 @@ def _search(
         if graph is None:
             return False
     lightning = _is_lightning(module)
+    uses = uses + _functional_uses(graph, module)
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
     for node, layer in _layer_nodes(graph, module):
         result = _follow(node, layer, module, calls, uses)
@@ -253,6 +260,8 @@ def _follow(
         if kind == "norm":
             if norm is not None:
                 return "two normalisations"
+            if not _norm_of_units(value, producer.weight.shape[0], spatial, flattened):
+                return "a normalisation that is not by units"
             norm, norm_first = value, activation is None
         elif kind == "activation":
             if activation is not None:
@@ -279,6 +288,18 @@ def _follow(
     if width != units and not (spatial and linear and width % units == 0):
         return f"{units} units into {width} inputs"
     return LayerPair("", producer, norm, consumer, activation, norm_first)
+
+
+def _norm_of_units(norm: nn.Module, units: int, spatial: bool, flattened: bool) -> bool:
+    """Whether the first dimension of a layer norm's weight is that of the units, or their blocks after a flatten."""
+    if not isinstance(norm, (nn.LayerNorm, nn.RMSNorm)):
+        return True
+    shape = norm.normalized_shape
+    if flattened:
+        return len(shape) == 1 and shape[0] % units == 0
+    # On images torch's own classes normalise the last dimensions; libraries derive channels-first ones from them.
+    last = type(norm) in (nn.LayerNorm, nn.RMSNorm)
+    return shape[0] == units and (len(shape) > 1 if spatial and last else len(shape) == 1)
 
 
 def _reads_size(node: fx.Node) -> bool:

@@ -255,7 +255,7 @@ class L2Init(L2Regularization):
         super().__init__(strength)
         self._initial: dict[str, Tensor] | None = None
         self._restored: dict[str, Tensor] | None = None
-        self._by_parameter: dict[int, Tensor] = {}
+        self._names: dict[int, str] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember the parameters, or take what the checkpoint remembered."""
@@ -263,15 +263,20 @@ class L2Init(L2Regularization):
         if self._restored is None:
             self._initial = {name: p.detach().clone() for name, p in parameters.items()}
         else:
-            if set(self._restored) != set(parameters):
+            known = dict(pl_module.named_parameters())
+            if not set(parameters) <= set(self._restored) <= set(known):
                 raise ValueError("the checkpoint's L2Init remembers other parameters than this model has.")
-            self._initial = {name: self._restored[name].to(p.device) for name, p in parameters.items()}
+            self._initial = {name: value.to(known[name].device) for name, value in self._restored.items()}
             self._restored = None
-        self._by_parameter = {id(p): self._initial[name] for name, p in parameters.items()}
+        self._names = {id(p): name for name, p in pl_module.named_parameters()}
 
     def origin(self, parameters: list[nn.Parameter]) -> list[Tensor]:
-        """The initial parameters."""
-        return [self._by_parameter[id(p)] for p in parameters]
+        """The initial parameters; what was frozen so far is remembered before its first step."""
+        names = [self._names[id(p)] for p in parameters]
+        for name, parameter in zip(names, parameters, strict=True):
+            if name not in self._initial:
+                self._initial[name] = parameter.detach().clone()
+        return [self._initial[name] for name in names]
 
     def state_dict(self) -> dict[str, Any]:
         """The initial parameters."""
@@ -282,7 +287,7 @@ class L2Init(L2Regularization):
         self._restored = state_dict.get("initial")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**own_state(self), "_by_parameter": {}}
+        return {**own_state(self), "_names": {}}
 
 
 class ShrinkAndPerturb(_ParameterCallback):

@@ -7,12 +7,14 @@ A_i.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..core.checks import check_choice, check_range, check_shape
 from ..core.layers import LayerPair, find_layer_pairs
@@ -291,11 +293,19 @@ def units_of(layer: nn.Module) -> int:
     """Number of units of a Linear or Conv layer.
 
     Raises:
-        ValueError: another kind of layer.
+        ValueError: another kind of layer, or one whose weight is not a parameter of its own.
     """
     if not isinstance(layer, LAYERS):
         raise ValueError(f"units are those of Linear, Conv1d, Conv2d and Conv3d layers, got {type(layer).__name__}.")
-    return layer.weight.shape[0]
+    weight = layer._parameters.get("weight")
+    if weight is None:  # a change of the product would be lost
+        raise ValueError(
+            f"the weight of {layer} is computed from other parameters (weight or spectral norm, pruning), single units "
+            "of it cannot be reset."
+        )
+    if isinstance(weight, nn.parameter.UninitializedParameter):
+        raise ValueError(f"{layer} does not know its size yet: run the network once before the training.")
+    return weight.shape[0]
 
 
 def _outgoing_view(weight: Tensor, units: int, groups: int = 1) -> Tensor:
@@ -377,7 +387,7 @@ def fresh_layer(layer: nn.Module, init: str = "module", generator: torch.Generat
         generator: CPU generator that decides the draw; None takes one number from the global CPU generator.
 
     Returns:
-        The new parameters by name.
+        The new parameters by name; zeros for those that ``reset_parameters`` leaves as they are.
 
     Raises:
         ValueError: an unknown init, or a layer that cannot re-initialise itself.
@@ -396,9 +406,11 @@ def fresh_layer(layer: nn.Module, init: str = "module", generator: torch.Generat
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed devices that are not restored, too
         if devices:
             _seed_device(device, seed)
-        twin = object.__new__(type(layer))  # shares everything with the layer but parameters and buffers
+        # The twin shares everything with the layer but parameters, buffers and children, which it may re-initialise.
+        twin = object.__new__(type(layer))
         twin.__dict__.update(layer.__dict__)
-        twin._parameters = {name: nn.Parameter(torch.empty_like(p), p.requires_grad) for name, p in parameters.items()}
+        twin._modules = copy.deepcopy(layer._modules)
+        twin._parameters = {name: nn.Parameter(torch.zeros_like(p), p.requires_grad) for name, p in parameters.items()}
         twin._parameters.update({name: None for name, p in layer._parameters.items() if p is None})
         twin._buffers = {name: None if b is None else b.clone() for name, b in layer._buffers.items()}
         if init == "lecun_normal" and isinstance(layer, LAYERS):
@@ -431,13 +443,18 @@ def check_optimizer_state(
     for one in _as_optimizers(optimizer):
         for parameter in parameters:
             for key, value in one.state.get(parameter, {}).items():
-                if not isinstance(value, Tensor) or (value.numel() <= 1 and key not in ENTRYWISE_STATE):
+                if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                     continue
-                if key not in ENTRYWISE_STATE or value.shape != parameter.shape or not value.is_floating_point():
+                single = isinstance(value, Tensor)
+                if single and value.numel() <= 1 and key not in ENTRYWISE_STATE:
+                    continue
+                fits = single and value.shape == parameter.shape and value.is_floating_point()
+                if key not in ENTRYWISE_STATE or not fits:
+                    kind = f"shape {list(value.shape)}, {value.dtype}" if single else f"a {type(value).__name__}"
                     raise ValueError(
-                        f"the state {key!r} of {type(one).__name__} (shape {list(value.shape)}, {value.dtype}) cannot "
-                        f"be reset for single units of a parameter of shape {list(parameter.shape)}. Use an optimiser "
-                        "that keeps one number per entry: Adam(W), NAdam, RAdam, Adamax, SGD, RMSprop, Adagrad."
+                        f"the state {key!r} of {type(one).__name__} ({kind}) cannot be reset for single units of a "
+                        f"parameter of shape {list(parameter.shape)}. Use an optimiser that keeps one number per "
+                        "entry: Adam(W), NAdam, RAdam, Adamax, SGD, RMSprop, Adagrad."
                     )
 
 

@@ -54,8 +54,10 @@ class ContinualClassifier(MethodModule):
         super().__init__(optimizer, lr_scheduler, lr_interval)
         self.network = network
         self.task_accuracies: list[float] = []
-        # Right predictions, summed losses and predictions of the running task.
+        # Right predictions, summed losses and predictions of the running task. Every process counts its own batches;
+        # what ended epochs have counted is with the first one, whose buffers are in the checkpoint.
         self.register_buffer("task_sums", torch.zeros(3, dtype=torch.float64))
+        self._ddp_params_and_buffers_to_ignore = ["task_sums"]  # else each step would overwrite the others' counts
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
@@ -86,13 +88,21 @@ class ContinualClassifier(MethodModule):
         """How many epochs the data module stays at one task."""
         return getattr(self.trainer.datamodule, "epochs_per_task", 1)
 
+    def on_train_start(self) -> None:
+        """Leave what a checkpoint has counted to the first process."""
+        if distributed.rank() > 0:
+            self.task_sums.zero_()
+
     def on_train_epoch_end(self) -> None:
-        """Close the task if it ends here."""
-        if (self.trainer.current_epoch + 1) % self.epochs_per_task:
-            return
-        correct, loss, count = distributed.sum_over_ranks(self.task_sums, grad=False).tolist()
-        self.task_sums.zero_()
-        if count == 0:
+        """Gather the counts, and close the task if it ends here."""
+        total = distributed.sum_over_ranks(self.task_sums, grad=False).clone()
+        ended = (self.trainer.current_epoch + 1) % self.epochs_per_task == 0
+        if ended or distributed.rank() > 0:
+            self.task_sums.zero_()
+        else:
+            self.task_sums.copy_(total)
+        correct, loss, count = total.tolist()
+        if not ended or count == 0:
             return
         self.task_accuracies.append(correct / count)
         self.log("train/task_acc", correct / count)
@@ -107,8 +117,8 @@ class ContinualClassifier(MethodModule):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Accuracy on the last task."""
         loss, correct, count, size = self._losses(batch)
-        self.log("test/loss", loss, batch_size=size)
-        self.log("test/acc", correct / count, prog_bar=True, batch_size=size)
+        self.log("test/loss", loss, batch_size=size, sync_dist=True)
+        self.log("test/acc", correct / count, prog_bar=True, batch_size=size, sync_dist=True)
 
     def on_test_epoch_end(self) -> None:
         """Repeat what the training has measured."""

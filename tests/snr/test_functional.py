@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from lightning_methods.core.layers import find_layer_pairs, weight_layers
 from lightning_methods.snr import (
@@ -381,6 +382,56 @@ def test_fresh_draw_does_not_touch_running_statistics():
     assert norm.running_mean.tolist() == [5, 5, 5, 5]
 
 
+class Attention(nn.Module):
+    """Re-initialises its child with itself, as graph layers do, and leaves one parameter alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.project, self.weight, self.scale = (
+            nn.Linear(4, 6),
+            nn.Parameter(torch.zeros(6)),
+            nn.Parameter(torch.ones(2)),
+        )
+
+    def reset_parameters(self):
+        self.project.reset_parameters()
+        nn.init.normal_(self.weight)
+
+
+def test_fresh_draw_does_not_touch_children_and_is_zero_where_nothing_is_drawn():
+    layer = Attention()
+    before = copy.deepcopy(layer.state_dict())
+    drawn = fresh_layer(layer)
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    assert (drawn["weight"] != 0).all()
+    assert drawn["scale"].tolist() == [0, 0]
+
+
+@pytest.mark.bad_input
+def test_layers_whose_weight_is_computed_are_refused():
+    mask = torch.tensor([True, False, False, False])
+    for change in (nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm,
+                   lambda layer: prune.random_unstructured(layer, "weight", 0.5)):  # fmt: skip
+        for place in (0, 2):
+            network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+            change(network[place])
+            before = copy.deepcopy(network.state_dict())
+            with pytest.raises(ValueError, match="computed from other parameters"):
+                reset_units(network[0], network[2], mask)
+            assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    with pytest.raises(ValueError, match="does not know its size"):
+        reset_units(nn.LazyLinear(4), nn.Linear(4, 2), mask)
+
+
+@pytest.mark.bad_input
+def test_a_preconditioner_in_a_list_is_refused():
+    first, second = nn.Linear(3, 4), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    optimizer.state[first.weight] = {"Q": [torch.eye(4), torch.eye(3)], "step": 3, "none": None}
+    with pytest.raises(ValueError, match="'Q' of SGD"):
+        reset_units(first, second, torch.tensor([True, False, False, False]), optimizer=optimizer)
+
+
 def test_lecun_normal_has_variance_one_over_fan_in():
     weight = lecun_normal_(torch.empty(300, 4, 5, 5), torch.Generator().manual_seed(0))
     assert weight.var().item() == pytest.approx(1 / 100, rel=0.03)
@@ -517,6 +568,46 @@ def test_what_cannot_be_proven_is_left_out_with_a_warning():
     weight_norm = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 2))
     with pytest.warns(UserWarning, match="parametrised"):
         assert _pairs(weight_norm) == []
+
+
+class TiedByFunction(nn.Module):
+    """An autoencoder whose decoder reads the encoder's weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 5)
+
+    def forward(self, x):
+        h = self.b(self.a(x).relu()).relu()
+        return F.linear(F.linear(h, self.b.weight.t()).relu(), self.a.weight.t())
+
+
+def test_weights_that_a_function_reads_are_shared():
+    with pytest.warns(UserWarning, match=r"a \(shared weights\)"):
+        assert _pairs(TiedByFunction()) == []
+
+
+class ChannelsFirstNorm(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def test_a_layer_norm_over_positions_is_not_one_of_units():
+    def conv(norm):
+        return nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.ReLU(), nn.Conv2d(4, 2, 3))
+
+    for norm in (nn.LayerNorm(8), nn.LayerNorm([8, 8]), nn.LayerNorm(4), nn.RMSNorm(8)):
+        with pytest.warns(UserWarning, match="not by units"):
+            assert _pairs(conv(norm)) == []
+    with pytest.warns(UserWarning, match="not by units"):
+        assert _pairs(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm([5, 4]), nn.ReLU(), nn.Linear(4, 2))) == []
+    for network in (
+        conv(nn.LayerNorm([4, 8, 8])),
+        conv(ChannelsFirstNorm(4)),
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 2)),
+        nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 2)),
+    ):
+        assert [name for name, _ in _pairs(network)] == ["0"]
 
 
 def test_a_flatten_of_sequences_is_channel_minor_and_left_out():

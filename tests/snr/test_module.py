@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import pickle
 
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch import nn
 from torch.nn import functional as F
@@ -658,6 +659,29 @@ def test_l2_init_is_the_gradient_of_its_penalty():
         torch.testing.assert_close(a, b)
 
 
+class Unfreeze(BaseFinetuning):
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.network[0])
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.network[0], optimizer, lr=0.1)
+
+
+def test_l2_init_remembers_what_is_unfrozen_later():
+    class Partly(ContinualClassifier):
+        def configure_optimizers(self):
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+
+    torch.manual_seed(0)
+    model = Partly(network())
+    start = model.network[0].weight.detach().clone()
+    callback = L2Init(0.1)
+    trainer(Unfreeze(), callback, max_epochs=3).fit(model, loader())
+    assert not torch.equal(model.network[0].weight, start)
+    assert torch.equal(callback.state_dict()["initial"]["network.0.weight"], start)
+
+
 def test_l2_draws_to_zero_and_shrink_and_perturb_is_its_formula():
     model = learner(lr=0.0, optimizer=torch.optim.SGD)
     start = copy.deepcopy(model.network)
@@ -716,6 +740,33 @@ def test_a_task_is_the_data_modules_epochs():
     assert results["test/last_tasks_acc"] == pytest.approx(model.task_accuracies[-1])
     assert results["test/first_tasks_acc"] == pytest.approx(model.task_accuracies[0])
     assert 0 <= results["test/acc"] <= 1
+
+
+def _counting_fit(rank: int, world: int, folder: str) -> dict:
+    """Two epochs of a task of three, then the third from a checkpoint; nothing is learned, so that counts compare."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
+                      GROUP_RANK="0", TORCHELASTIC_RUN_ID="test")  # fmt: skip
+    strategy = {"devices": world, "strategy": "ddp"} if world > 1 else {"devices": 1}
+    options = {"reload_dataloaders_every_n_epochs": 1, "enable_checkpointing": True, "default_root_dir": folder}
+    data = {"epochs_per_task": 3, "num_samples": 64, "batch_size": 16 // world}
+    for epochs, path in ((2, None), (3, f"{folder}/last.ckpt")):
+        torch.manual_seed(0)
+        model = learner(ContinualMLP(64), lr=0.0, optimizer=torch.optim.SGD)
+        saver = ModelCheckpoint(folder, save_last=True)
+        fit = trainer(saver, max_epochs=epochs, **options, **strategy)
+        fit.fit(model, datamodule=ContinualDataModule("random_label_digits", **data), ckpt_path=path, weights_only=True)
+    return {"accuracies": model.task_accuracies, "loss": fit.callback_metrics["train/task_loss"]}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_processes_count_every_batch(tmp_path):
+    """Buffers are broadcast by DDP before each step; the counts of the second process must survive that."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one = _counting_fit(0, 1, str(tmp_path / "one"))
+    for result in run_two_processes(_counting_fit, str(tmp_path / "two")):
+        assert result["accuracies"] == one["accuracies"]
+        torch.testing.assert_close(result["loss"], one["loss"])
 
 
 def test_summary_is_the_mean_of_a_tenth():
