@@ -133,6 +133,13 @@ def _check_neighbors(
     return sizes["batch"], rows
 
 
+def _common_dtype(query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the wider dtype of the two, float32 at least."""
+    query, keys = at_least_float32(query), at_least_float32(keys)
+    dtype = torch.promote_types(query.dtype, keys.dtype)
+    return query.to(dtype), keys.to(dtype)
+
+
 def _logits(
     query: Tensor, keys: Tensor, start: int, temperature: float, exclude_self: bool, distance: Distance
 ) -> Tensor:
@@ -233,7 +240,7 @@ def soft_nearest_neighbor_log_probs(
     check_range("num_classes", num_classes, 1)
     check_range("eps", eps, 0)
     check_labels("labels", labels, num_classes, batch=rows)
-    query, keys = at_least_float32(query), at_least_float32(keys)
+    query, keys = _common_dtype(query, keys)
     classes = torch.arange(num_classes, device=labels.device)
 
     def one_hot(part: slice) -> Tensor:
@@ -281,7 +288,7 @@ def soft_nearest_neighbor_regression(
     check_floating("values", values)
     if values.dim() not in (1, 2) or values.shape[0] != rows:
         raise ValueError(f"values must have shape [rows={rows}] or [rows={rows}, outputs], got {list(values.shape)}.")
-    query, keys = at_least_float32(query), at_least_float32(keys)
+    query, keys = _common_dtype(query, keys)
     columns = (values if values.dim() == 2 else values.unsqueeze(1)).to(query.dtype)
     with torch.autocast(query.device.type, enabled=False):
         average = _soft_average(query, keys, columns.__getitem__, temperature, exclude_self, distance, chunk_size)
@@ -323,7 +330,7 @@ def neighbor_weights(
     """
     batch, rows = _check_neighbors(query, keys, temperature, exclude_self, distance, chunk_size)
     check_range("k", k, 1, rows - exclude_self)
-    query, keys = at_least_float32(query), at_least_float32(keys)
+    query, keys = _common_dtype(query, keys)
     step = rows if chunk_size is None else chunk_size
     best = query.new_empty(batch, 0)
     indices = torch.empty(batch, 0, dtype=torch.int64, device=query.device)

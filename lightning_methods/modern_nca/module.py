@@ -128,6 +128,8 @@ class ModernNCA(CandidateModule):
     def forward(self, x: Tensor) -> Tensor:
         """Predict rows from the stored candidates, see :meth:`predict_from`.
 
+        The module should be in eval mode; a trainer leaves it in train mode after a fit.
+
         Raises:
             RuntimeError: nothing is stored.
         """
@@ -137,7 +139,7 @@ class ModernNCA(CandidateModule):
 
     @torch.no_grad()
     def explain(self, x: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
-        """The stored rows on which a prediction rests.
+        """The stored rows on which a prediction rests, in eval mode whatever the module's mode is.
 
         Args:
             x: rows, [B, columns].
@@ -150,9 +152,15 @@ class ModernNCA(CandidateModule):
             RuntimeError: nothing is stored.
         """
         self.require_candidates()
-        keys = self._candidate_embeddings()
         options = {"temperature": self.temperature, "distance": self.distance, "chunk_size": self.inference_chunk_size}
-        return neighbor_weights(self.embed(x), keys, k, **options)
+        training = [module for module in self.modules() if module.training]
+        for module in training:
+            module.training = False
+        try:
+            return neighbor_weights(self.embed(x), self._candidate_embeddings(), k, **options)
+        finally:
+            for module in training:
+                module.training = True
 
     # training
 
@@ -252,6 +260,17 @@ class ModernNCA(CandidateModule):
         self.require_candidates()
         with nullcontext() if self._trainer is None else self.trainer.precision_plugin.forward_context():
             self._cached = self.embed(self.candidate_x)
+
+    def set_candidates(self, x: Tensor, y: Tensor, target_mean: float = 0.0, target_std: float = 1.0) -> None:
+        """Store the training rows, see :meth:`CandidateModule.set_candidates`."""
+        super().set_candidates(x, y, target_mean, target_std)
+        self._cached = None
+
+    def train(self, mode: bool = True) -> ModernNCA:
+        """Set the mode. Embeddings that an interrupted evaluation has left are out of date after training."""
+        if mode:
+            self._cached = None
+        return super().train(mode)
 
     def on_validation_epoch_start(self) -> None:
         """Embed the stored rows."""

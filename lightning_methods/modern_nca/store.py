@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -16,11 +17,27 @@ from torchmetrics.classification import (
     MulticlassF1Score,
     MulticlassPrecision,
 )
+from torchmetrics.utilities import dim_zero_cat
 
 from ..core.checks import check_finite, check_floating, check_labels, check_range, check_same_rows, check_shape
 from ..core.module import MethodModule
 
 __all__ = ["CandidateModule"]
+
+
+class _MacroAUC(MulticlassAUROC):
+    """One-versus-rest area under the curve, mean over the classes for which it is defined.
+
+    torchmetrics counts a class that the evaluated rows lack as 0; here it is left out (NaN if there is no other).
+    """
+
+    def compute(self) -> Tensor:
+        """Mean over the classes that some of the rows have and some have not."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="No (positive|negative) samples")
+            areas = super().compute()
+        counts = torch.bincount(dim_zero_cat(self.target), minlength=self.num_classes)
+        return areas[(counts > 0) & (counts < counts.sum())].mean()
 
 
 def _metrics(num_classes: int | None, every: bool) -> nn.ModuleDict:
@@ -36,7 +53,7 @@ def _metrics(num_classes: int | None, every: bool) -> nn.ModuleDict:
             metrics["balanced_acc"] = MulticlassAccuracy(num_classes, average="macro")
             metrics["macro_precision"] = MulticlassPrecision(num_classes, average="macro")
             metrics["macro_f1"] = MulticlassF1Score(num_classes, average="macro")
-            metrics["auc"] = MulticlassAUROC(num_classes, average="macro")
+            metrics["auc"] = _MacroAUC(num_classes, average="none")
     return nn.ModuleDict(metrics)
 
 
@@ -77,6 +94,8 @@ class CandidateModule(MethodModule):
         self.register_buffer("candidate_y", torch.zeros(0, dtype=dtype if num_classes is None else torch.int64))
         self.register_buffer("target_mean", torch.zeros((), dtype=dtype))
         self.register_buffer("target_std", torch.ones((), dtype=dtype))
+        # Every process has its own copy of the rows: DDP need not send them around at every step.
+        self._ddp_params_and_buffers_to_ignore = ["candidate_x", "candidate_y"]
         self.val_metrics = _metrics(num_classes, every=False)
         self.test_metrics = _metrics(num_classes, every=True)
 
@@ -167,7 +186,7 @@ class CandidateModule(MethodModule):
     def _evaluate(self, batch: Any, stage: Literal["val", "test"]) -> None:
         x, y = (batch.x, batch.y) if hasattr(batch, "y") else batch
         prediction = self(x)
-        options = {"batch_size": len(y), "on_step": False, "on_epoch": True}
+        options = {"batch_size": len(y), "on_step": False, "on_epoch": True, "sync_dist": True}
         self.log(f"{stage}/loss", self.loss(prediction, y), **options)
         metrics = self.val_metrics if stage == "val" else self.test_metrics
         if self.num_classes is None:

@@ -266,6 +266,14 @@ def test_half_precision_is_computed_in_float32(dtype):
             assert torch.equal(soft_nearest_neighbor_log_probs(*inputs, chunk_size=chunk_size), plain)
 
 
+def test_mixed_precisions_are_computed_in_the_wider():
+    query, keys, labels = torch.randn(3, 4).double(), torch.randn(9, 4), torch.arange(9) % 2
+    for q, k in ((query, keys), (query.float(), keys.double()), (query.half(), keys.double())):
+        assert soft_nearest_neighbor_log_probs(q, k, labels, 2).dtype == torch.float64
+        assert soft_nearest_neighbor_regression(q, k, keys[:, 0], chunk_size=4).dtype == torch.float64
+        assert neighbor_weights(q, k, 2, chunk_size=4)[0].dtype == torch.float64
+
+
 def test_sample_candidates():
     generator = torch.Generator().manual_seed(0)
     counts = torch.zeros(20)

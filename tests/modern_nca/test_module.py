@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning import Trainer
+from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from datamodules import SklearnTabularDataModule, TabularCSVDataModule
@@ -393,6 +395,46 @@ def test_bf16_autocast():
     assert torch.equal(cached[0], plain[0])
 
 
+def test_embeddings_of_an_interrupted_evaluation_are_dropped():
+    model, x, _ = stored()
+    for renew in (model.train, lambda: model.set_candidates(x[:5], torch.tensor([0, 1, 0, 1, 0]))):
+        model.eval()
+        model.on_validation_epoch_start()
+        renew()
+        assert model._cached is None
+
+
+def test_explain_is_in_eval_mode_and_leaves_the_modes():
+    torch.manual_seed(0)
+    model = ModernNCA(TabularEncoder(3, dim=4, n_blocks=1, d_block=8, dropout=0.5, num_embedding="none"), 2)
+    x = torch.randn(20, 3)
+    model.set_candidates(x, torch.arange(20) % 2)
+    model.train()
+    model.encoder.post_encoder[1].eval()
+    mean = model.encoder.post_encoder[0].block[0].running_mean.clone()
+    _, rows = model.explain(x[:4])
+    assert rows[:, 0].tolist() == [0, 1, 2, 3]  # without dropout, a stored row is its own nearest
+    assert torch.equal(model.encoder.post_encoder[0].block[0].running_mean, mean)
+    assert model.training
+    assert model.encoder.post_encoder[0].block[3].training
+    assert not model.encoder.post_encoder[1].training
+
+
+def test_area_under_the_curve_leaves_undefined_classes_out():
+    log_probs = torch.tensor([[0.8, 0.1, 0.1], [0.3, 0.6, 0.1], [0.7, 0.2, 0.1], [0.45, 0.4, 0.15]]).log()
+    model = ModernNCA(TabularEncoder(2, dim=2, num_embedding="none"), 3)
+    metric = model.test_metrics["auc"]
+    metric.update(log_probs.exp(), torch.tensor([0, 1, 0, 1]))  # no row of class 2
+    assert metric.compute() == 1.0
+    metric.reset()
+    metric.update(log_probs.exp(), torch.tensor([0, 1, 2, 1]))
+    wanted = roc_auc_score([0, 1, 2, 1], log_probs.exp().numpy(), multi_class="ovr")
+    assert metric.compute() == pytest.approx(wanted)
+    metric.reset()
+    metric.update(log_probs.exp(), torch.zeros(4, dtype=torch.long))
+    assert metric.compute().isnan()
+
+
 def test_explain():
     model, x, y = stored()
     weights, indices = model.explain(x[:4], k=3)
@@ -437,6 +479,34 @@ def test_two_processes_agree_with_one_when_all_rows_are_candidates():
     ranks = run_two_processes(_ddp_step, 1.0)
     torch.testing.assert_close(sum(r["loss"] for r in ranks) / 2, alone["loss"])
     torch.testing.assert_close(sum(r["gradient"] for r in ranks) / 2, alone["gradient"])
+
+
+def _ddp_fit(rank: int, world: int) -> dict:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
+                      GROUP_RANK="0", TORCHELASTIC_RUN_ID="test")  # fmt: skip
+    sent = []
+    broadcast = torch.distributed._broadcast_coalesced
+    torch.distributed._broadcast_coalesced = lambda group, tensors, *rest: (
+        sent.extend(t.numel() for t in tensors),
+        broadcast(group, tensors, *rest),
+    )
+    data = SklearnTabularDataModule("wine", batch_size=16)
+    model = ModernNCA(TabularEncoder(13, dim=4), 3)
+    trainer = quiet_trainer(max_epochs=1, devices=world, strategy="ddp")
+    trainer.fit(model, data)
+    predictions = model.eval()(data.val_set.source[data.val_set.indices])
+    whole = torch.nn.functional.nll_loss(predictions, data.val_set.targets)
+    return {"sent": sent, "rows": model.candidate_x, "val": trainer.callback_metrics["val/loss"], "whole": whole}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_store_is_not_sent_around_and_losses_are_those_of_all_processes():
+    ranks = run_two_processes(_ddp_fit)
+    for result in ranks:
+        assert 1 in result["sent"]  # the target's mean and deviation
+        assert result["rows"].numel() not in result["sent"]
+        assert torch.equal(result["rows"], ranks[0]["rows"])
+        torch.testing.assert_close(result["val"], result["whole"].detach(), rtol=0, atol=1e-4)
 
 
 def test_every_process_samples_its_own_candidates():
