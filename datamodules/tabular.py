@@ -461,13 +461,14 @@ class TabularCSVDataModule(TabularDataModule):
         return _read_csv(file, self.delimiter, self.header)
 
     def _target_name(self, names: list[str]) -> str:
-        if isinstance(self.target, str) and self.target not in names and self.target.lstrip("-").isdigit():
-            return names[int(self.target)]
-        if isinstance(self.target, int):
-            if not -len(names) <= self.target < len(names):
-                raise ValueError(f"target={self.target} is not one of the {len(names)} columns of {self.path}.")
-            return names[self.target]
-        return self.target
+        target = self.target
+        if isinstance(target, str) and target not in names and target.lstrip("-").isdecimal():
+            target = int(target)  # a position that came as text, as from the command line
+        if isinstance(target, str):
+            return target
+        if not -len(names) <= target < len(names):
+            raise ValueError(f"target={target} is not one of the {len(names)} columns of {self.path}.")
+        return names[target]
 
     def read_table(self, split: str) -> Table | None:
         """Read the file of this split."""

@@ -9,26 +9,36 @@ import numpy as np
 __all__ = ["NULL", "TabularPreprocessor", "as_categories"]
 
 NULL = "___null___"
+LARGEST = 2.0**53  # above it not every integer is a float
 _MISSING = ("", "nan", "NaN", "None", "<NA>", "NaT")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, (float, np.floating)) and float(value).is_integer() and abs(value) < LARGEST:
+        return str(int(value))
+    return str(value)
 
 
 def as_categories(values: np.ndarray) -> np.ndarray:
     """Categorical values of any dtype as strings, missing ones (NaN, None, "") as a category of their own.
 
-    Whole numbers are written without a decimal point, so that a column reads the same from integers and from floats.
+    Whole numbers are written without a decimal point, so that a column reads the same from integers and from floats
+    (which integers with a missing value become in a data frame).
     """
     values = np.asarray(values)
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8")
     if values.dtype.kind == "f":
-        whole = np.isfinite(values) & (values == np.round(values))
+        whole = (np.abs(values) < LARGEST) & (values == np.round(values))
         text = values.astype(str).astype(object)
         text[whole] = values[whole].astype(np.int64).astype(str)
         return np.where(np.isnan(values), NULL, text).astype(str)
     if values.dtype.kind in "iuU":
         text = values.astype(str)
         return np.where(np.isin(text, _MISSING), NULL, text)
-    text = np.array([value.decode() if isinstance(value, bytes) else str(value) for value in values.flat], dtype=object)
+    text = np.array([_text(value) for value in values.flat], dtype=object)
     text[np.isin(text.astype(str), _MISSING)] = NULL
     return text.astype(str).reshape(values.shape)
 

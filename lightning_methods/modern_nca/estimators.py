@@ -181,7 +181,11 @@ class _ModernNCAEstimator(BaseEstimator):
         return mask
 
     def _columns(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return X[:, ~self.categorical_].astype(np.float64), X[:, self.categorical_]
+        numbers = X[:, ~self.categorical_]
+        if numbers.dtype == object:  # a data frame with categories; numpy does not know pandas.NA
+            missing = np.frompyfunc(lambda value: type(value).__name__ == "NAType", 1, 1)(numbers)
+            numbers = np.where(missing.astype(bool), np.nan, numbers)
+        return numbers.astype(np.float64), X[:, self.categorical_]
 
     def _prepare(self, X: np.ndarray) -> Tensor:
         return torch.from_numpy(self.preprocessor_.transform(*self._columns(X), dtype=np.float64))

@@ -41,7 +41,7 @@ def test_large_offsets_do_not_make_a_column_constant():
 def test_categories():
     train = np.array([["a", 1.0], ["b", 2.0], ["b", np.nan], [None, 2.0], ["", 2.0]], dtype=object)
     table = TabularPreprocessor().fit(categorical=train)
-    assert [list(names) for names in table.categories_] == [["___null___", "a", "b"], ["1.0", "2.0", "___null___"]]
+    assert [list(names) for names in table.categories_] == [["___null___", "a", "b"], ["1", "2", "___null___"]]
     assert (table.d_num, table.d_cat) == (0, 6)
     x = table.transform(categorical=train)
     np.testing.assert_array_equal(x.sum(axis=1), 2)
@@ -54,8 +54,15 @@ def test_categories():
 
 def test_categories_read_the_same_from_integers_floats_and_bytes():
     table = TabularPreprocessor().fit(categorical=np.array([[1], [2]]))
-    for same in (np.array([[2.0]]), np.array([["2"]]), np.array([[b"2"]]), np.array([[2]], dtype=object)):
+    for same in (np.array([[2.0]]), np.array([["2"]]), np.array([[b"2"]]), np.array([[2]], dtype=object),
+                 np.array([[2.0]], dtype=object), np.array([[np.float32(2)]], dtype=object)):  # fmt: skip
         np.testing.assert_array_equal(table.transform(categorical=same), [[0, 1]])
+
+
+def test_large_numbers_stay_apart():
+    for kind in (np.float64, object):
+        table = TabularPreprocessor().fit(categorical=np.array([[1e300], [2e300], [np.inf], [-1e19]], dtype=kind))
+        assert table.d_cat == 4
 
 
 @pytest.mark.bad_input
@@ -321,6 +328,8 @@ def test_csv_rejects(tmp_path):
         setup(path, sensitive_columns=["y"])
     with pytest.raises(ValueError, match="not one of the 5 columns"):
         setup(path, target=7)
+    with pytest.raises(ValueError, match="not one of the 5 columns"):
+        setup(path, target="-6")
     with pytest.raises(ValueError, match="needs classes"):
         TabularCSVDataModule(path, task="regression", val_per_class=3)
     with pytest.raises(ValueError, match="row 3: 2 cells"):

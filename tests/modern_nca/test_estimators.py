@@ -164,6 +164,20 @@ def test_categories_in_a_data_frame():
         ModernNCAClassifier(categorical_features=["w"]).fit(frame, y)
 
 
+def test_a_missing_value_does_not_rename_the_categories_of_a_column():
+    """Integers become floats in a data frame as soon as one is missing."""
+    pandas = pytest.importorskip("pandas")
+    numbers, letters, y = table()
+    frame = pandas.DataFrame({"u": numbers[:, 0], "letter": letters, "code": np.arange(len(y)) % 4})
+    model = ModernNCAClassifier(**{**SMALL, "max_epochs": 2}, categorical_features=["letter", "code"], random_state=0)
+    wanted = model.fit(frame, y).predict_proba(frame)
+    missing = frame.assign(code=frame.code.astype(float).where(frame.index > 0))
+    np.testing.assert_allclose(model.predict_proba(missing)[1:], wanted[1:])
+    nullable = frame.assign(u=frame.u.astype("Float64"), code=frame.code.astype("Int64"))
+    nullable.loc[0, ["u", "code"]] = pandas.NA
+    np.testing.assert_allclose(model.predict_proba(nullable)[1:], wanted[1:])
+
+
 def test_tiny_and_odd_tables():
     X, y = np.arange(6.0)[:, None], np.array([0, 0, 0, 1, 1, 1])
     model = ModernNCAClassifier(**SMALL, random_state=0).fit(X, y)
