@@ -162,8 +162,8 @@ def test_a_step_is_the_cross_entropy_of_the_batch():
 
 
 def test_it_learns_and_logs(tmp_path):
-    data = small_data(num_questions=400)
-    model = small_model(optimizer=lambda params: torch.optim.Adam(params, lr=0.02))
+    data = small_data(num_questions=400, batch_size=512)
+    model = small_model(optimizer=lambda params: torch.optim.Adam(params, lr=0.05))
     trainer = quiet_trainer(max_epochs=12)
     trainer.fit(model, datamodule=data)
     assert {"train/loss", "val/loss", "val/acc"} <= set(trainer.callback_metrics)
@@ -216,9 +216,10 @@ def test_a_new_model_finds_its_place():
         tensors={"correct": outcomes.correct[rest], "question_embeddings": outcomes.embeddings},
         val_size=0,
         test_size=100,
+        batch_size=512,
     )
-    model = small_model(num_models=7, optimizer=lambda params: torch.optim.Adam(params, lr=0.04))
-    quiet_trainer(max_epochs=8).fit(model, datamodule=data)
+    model = small_model(num_models=7, optimizer=lambda params: torch.optim.Adam(params, lr=0.05))
+    quiet_trainer(max_epochs=12).fit(model, datamodule=data)
     rows, test = data.split_questions["train"], data.split_questions["test"]
     embedding = model.fit_new_model(outcomes.correct[3, rows], outcomes.embeddings[rows])
     router = Router.from_module(model).with_model("new", outcomes.correct[3, rows], outcomes.embeddings[rows])
