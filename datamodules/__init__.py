@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from .base import ArrayDataset as ArrayDataset
     from .base import BaseDataModule as BaseDataModule
     from .continual import ContinualDataModule as ContinualDataModule
+    from .dynamics import MoonWindows as MoonWindows
+    from .dynamics import ThreeMoonsDataModule as ThreeMoonsDataModule
     from .graph import BAShapesDataModule as BAShapesDataModule
     from .graph import NodeGraphDataModule as NodeGraphDataModule
     from .graph import TreeCyclesDataModule as TreeCyclesDataModule
     from .graph import TreeGridDataModule as TreeGridDataModule
-    from .dynamics import MoonWindows as MoonWindows
-    from .dynamics import ThreeMoonsDataModule as ThreeMoonsDataModule
     from .icl import DFASequences as DFASequences
     from .icl import InContextDFADataModule as InContextDFADataModule
     from .llm_eval import CorrectnessMatrixDataModule as CorrectnessMatrixDataModule
