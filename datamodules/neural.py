@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -77,9 +78,9 @@ class _PopulationDataModule(LightningDataModule):
         self.persistent_workers = persistent_workers
         self._sets: dict[str, PopulationSet] = {}
 
+    @abstractmethod
     def make_sets(self) -> dict[str, PopulationSet]:
         """The sets "train", "val" and "test"."""
-        raise NotImplementedError(f"{type(self).__name__} must implement make_sets.")
 
     def pairs(
         self,

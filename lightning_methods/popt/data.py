@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -295,9 +296,9 @@ class _Populations(Dataset):
         """Keep the epoch in shared memory, so that workers that outlive an epoch see it change."""
         self._epoch.share_memory_()
 
+    @abstractmethod
     def _draw(self, recording: int, rows: Tensor, generator: torch.Generator, sizes: Sequence[int]) -> PopTBatch:
         """The samples of some rows, all of one recording and of one size."""
-        raise NotImplementedError
 
     def _sizes(self, generator: torch.Generator) -> Sequence[int]:
         """What the sizes of the populations of one batch are drawn from."""

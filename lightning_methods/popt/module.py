@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -171,9 +172,9 @@ class DecodingModule(MethodModule):
                 metrics = {"mse": MeanSquaredError(), "r2": R2Score()}
             setattr(self, f"{stage}_metrics", MetricCollection(metrics, prefix=f"{stage}/", compute_groups=False))
 
+    @abstractmethod
     def decode(self, batch: Any) -> Tensor:
         """Logits or values of a batch, [B]."""
-        raise NotImplementedError(f"{type(self).__name__} must implement decode.")
 
     def loss(self, output: Tensor, label: Tensor) -> Tensor:
         """Binary cross-entropy of logits, or squared error of values, mean over the batch."""

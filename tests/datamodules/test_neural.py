@@ -100,6 +100,8 @@ def test_decoding_splits_are_stretches_of_time():
     batch = next(iter(module.test_dataloader()))
     assert batch.replace_label is None
     assert batch.x.shape == (30, 10, 5)
+    in_order = torch.cat([batch.label for batch in module.train_eval_dataloader()])
+    assert torch.equal(in_order, module.train_set.labels)
     assert len(small(mode="finetune").train_set) == 50
     other = small(mode="finetune", subject=1)
     assert not torch.equal(other.test_set.recordings[0].coords, module.test_set.recordings[0].coords)
