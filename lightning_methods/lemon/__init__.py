@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from .._lazy import attach
 
 if TYPE_CHECKING:
+    from .augment import DeiTTransform as DeiTTransform
+    from .augment import MixUpOrCutMix as MixUpOrCutMix
     from .callbacks import SourceTraining as SourceTraining
     from .expand import expand_bert as expand_bert
     from .expand import expand_model as expand_model
