@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torchmetrics import MeanMetric
@@ -127,6 +127,7 @@ def off_target_rate(
 # comparisons
 
 
+@runtime_checkable
 class Judge(Protocol):
     """Whoever compares answers: a person, a model, a service."""
 

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch.distributed as dist
 
@@ -24,6 +24,7 @@ from .preference import ParallelRecord, PreferencePair, build_preference_pairs
 __all__ = ["CommandLineFit", "Fit", "TrainerFit", "make_records", "read_prompts", "run_iterations"]
 
 
+@runtime_checkable
 class Fit(Protocol):
     """The optimisation of one iteration."""
 
