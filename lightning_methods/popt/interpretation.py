@@ -189,8 +189,8 @@ def region_importance(importance: Tensor, regions: Sequence[str]) -> dict[str, f
         ValueError: the number of regions differs, or the importance is not positive anywhere.
 
     Example:
-        >>> region_importance(torch.tensor([[0.1, 0.3, 0.2]]), ["insula", "temporal", "temporal"])
-        {'temporal': 0.8333333730697632, 'insula': 0.3333333432674408}
+        >>> region_importance(torch.tensor([[1.0, 4.0, 2.0]]), ["insula", "temporal", "temporal"])
+        {'temporal': 0.75, 'insula': 0.25}
     """
     if importance.dim() == 1:
         importance = importance[None]
