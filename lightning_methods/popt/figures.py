@@ -47,8 +47,8 @@ def figure(results: dict[str, Any], folder: Path) -> Figure:
         _maps(rows[0], maps)
     axes = rows[-1].subplots(1, 3)
     for axis, (metric, title) in zip(axes, TASKS.items(), strict=False):
-        _runs(axis, results, PRETRAINING, metric, f"{title}: AUROC, new subject")
-    _runs(axes[2], results, DECODING, "test/auroc", "20 labels of the new subject: AUROC")
+        _runs(axis, results, PRETRAINING, metric, f"{title} (AUROC)")
+    _runs(axes[2], results, DECODING, "test/auroc", "20 labels (AUROC)")
     return drawing
 
 
@@ -66,14 +66,14 @@ def _maps(drawing: Any, maps: dict[str, Tensor]) -> None:
     diagonal = torch.eye(size, dtype=torch.bool)
     correlation = maps["correlation"][order][:, order].masked_fill(diagonal, torch.nan)
     image = left.imshow(correlation, cmap="viridis", vmin=0)
-    left.set_title("activity: likeness of two channels")
+    left.set_title("likeness of two channels' activity")
     bar = drawing.colorbar(image, ax=left, fraction=0.046)
     bar.outline.set_visible(False)
 
     connectivity = maps["connectivity"][order][:, order].masked_fill(diagonal, torch.nan)
     limit = connectivity[~diagonal].abs().quantile(0.98).item()
     image = middle.imshow(connectivity, cmap="PuOr_r", vmin=-limit, vmax=limit)
-    middle.set_title("PopT: what removing a channel costs another")
+    middle.set_title("what removing a channel costs")
     bar = drawing.colorbar(image, ax=middle, fraction=0.046)
     bar.outline.set_visible(False)
     for axis in (left, middle):
@@ -95,14 +95,14 @@ def _brain(axis: Axes, maps: dict[str, Tensor]) -> None:
     best = strength.argsort(descending=True)[: 2 * len(coords)]
     top = strength[best[0]].item()
     for pair in best.flip(0).tolist():
-        ends = coords[[row[pair], column[pair]]]
+        ends = coords[torch.stack([row[pair], column[pair]])]
         share = max(strength[pair].item() / top, 0.0)
         axis.plot(ends[:, 0], ends[:, 1], color="#D55E00", lw=0.4 + 2.6 * share, alpha=0.15 + 0.6 * share, zorder=1)
     size = 20 + 90 * both.clamp_min(0).sum(dim=0) / both.clamp_min(0).sum(dim=0).max()
     dots = axis.scatter(
         coords[:, 0], coords[:, 1], s=size, c=coords[:, 2], cmap="viridis", ec="white", lw=0.7, zorder=2
     )
-    axis.set_title("the strongest links, from above")
+    axis.set_title("strongest links, from above")
     axis.set_aspect("equal")
     axis.set_xticks([])
     axis.set_yticks([])
