@@ -34,7 +34,7 @@ def figure(results: dict[str, Any], folder: Path) -> Figure:
         A figure of four panels.
     """
     drawing = Figure(figsize=(11, 3.5))
-    axes = drawing.subplots(1, 4, width_ratios=[1.5, 0.8, 1.3, 0.9])
+    axes = drawing.subplots(1, 4, width_ratios=[1.5, 0.9, 1.4, 0.8])
     _moons(axes[0], folder)
     _blocks(axes[1], folder)
     _context(axes[2], folder)
@@ -122,10 +122,13 @@ def _context(axis: Axes, folder: Path) -> None:
             axis.plot(position, curve, color=color, lw=0.7, alpha=0.35)
         axis.plot(position, smooth.mean(dim=0), color=color)
         end = float(smooth.mean(dim=0)[-1])
-        axis.annotate(name, (90, end), xytext=(0, 6), textcoords="offset points", color=color, ha="right")
-    axis.set_xlabel("position")
+        above = run == "gpt"
+        place = {"xytext": (0, 18 if above else -18), "textcoords": "offset points"}
+        axis.annotate(name, (90, end), **place, color=color, ha="right", va="bottom" if above else "top")
+    axis.set_ylim(1.2, 2.5)
+    axis.set_xlabel("position in the sequence")
     axis.set_ylabel("cross-entropy")
-    axis.set_title("Unseen automata: loss in context")
+    axis.set_title("Loss on unseen automata")
 
 
 def _accuracy(axis: Axes, results: dict[str, Any]) -> None:
@@ -139,4 +142,4 @@ def _accuracy(axis: Axes, results: dict[str, Any]) -> None:
     axis.set_xlim(-0.6, len(MODELS) - 0.4)
     axis.set_ylim(0.4, 1)
     axis.grid(axis="y")
-    axis.set_title("legal symbols")
+    axis.set_title("Legal symbols")
