@@ -866,7 +866,7 @@ PLOT = (
     ("one day {a} takes the {thing} to the {place} .", "{a} goes to the {place} with the {thing} ."),
     ("there {a} meets {b} , who likes the {color} {thing} .", "in the {place} {a} sees {b} .", ""),
     ("{a} gives the {thing} to {b} .", "{b} asks : may i have the {thing} ? {a} says : yes , {b} ."),
-    ("{a} goes back to the {home} .", "then {a} leaves the {place} and walks to the {home} .", ""),
+    ("{a} goes back to the {home} .", "then {a} leaves the {place} and walks to the {home} ."),
     ("where is {a} ? {a} is by the {home} .", "who has the {color} {thing} ? {b} has the {thing} ."),
 )
 
