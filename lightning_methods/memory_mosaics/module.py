@@ -59,8 +59,8 @@ class MemoryMosaics(MethodModule):
     ``true_probs`` the total variation distance too.
 
     Logs ``train/loss``, ``val/loss``, ``val/perplexity``, ``val/accuracy``, ``val/total_variation``; the same under
-    ``test/``. With ``curve_length`` the mean loss at each position of the test set is in ``test_curve`` and in the
-    file ``position_loss.csv`` of the run's folder.
+    ``test/``. With ``curve_length`` the mean loss at each position of the test set is in ``test_curve`` and, if there
+    is a logger, in the file ``position_loss.csv`` of the run's folder.
 
     Source: Zhang et al., "Memory Mosaics", ICLR 2025. The defaults of the optimiser are those of BabiStories; with them
     belong a clipped gradient norm of 1, warm-up and cosine by step.
@@ -178,7 +178,7 @@ class MemoryMosaics(MethodModule):
         if self.test_curve is None:
             return
         curve = self.test_curve.compute().tolist()
-        folder = self.trainer.log_dir
+        folder = self.trainer.log_dir if self.trainer.logger is not None else None
         if folder is not None and self.trainer.is_global_zero:
             path = Path(folder) / "position_loss.csv"
             path.parent.mkdir(parents=True, exist_ok=True)
