@@ -514,7 +514,9 @@ def read_planetoid(folder: Path, name: str) -> Graph:
     Raises:
         ValueError: the numbers of rows do not fit.
     """
-    allowed = ("builtins", "numpy", "scipy.sparse", "collections.defaultdict")
+    # Python 2 wrote the files: its names of lists and objects, and of the function that makes an object anew.
+    old = ("__builtin__.list", "__builtin__.object", "copy_reg._reconstructor")
+    allowed = ("builtins", "numpy", "scipy.sparse", "collections.defaultdict", *old)
     parts = {part: safe_unpickle(folder / f"ind.{name}.{part}", allowed) for part in PARTS[:-1]}
     test = torch.tensor([int(line) for line in (folder / f"ind.{name}.test.index").read_text().split()])
     x, tx, y, ty = (_dense(parts[part]) for part in ("allx", "tx", "ally", "ty"))

@@ -65,6 +65,40 @@ class _TreeNode:
         self.value = max(self.value, value)
         self.visits += 1
 
+    def bound(self, total: int, c1: float) -> float:
+        """:func:`ucb1` of this one place; a tensor would cost more than it computes."""
+        if self.visits == 0:
+            return math.inf
+        return self.value + c1 * math.sqrt(math.log(max(total, 1)) / self.visits)
+
+
+class _Walk:
+    """What one iteration collects on its way from the root, and where it is."""
+
+    def __init__(self, root: _TreeNode) -> None:
+        self.root = self.place = root
+        self.path: list[int] = []
+        self.edges: set[Pair] = set()
+        self.nodes = {root.node}
+
+    def move(self, index: int) -> None:
+        """To a child; its edge is collected."""
+        child = self.place.children[index]
+        self.edges.add(_pair(self.place.node, child.node))
+        self.nodes.add(child.node)
+        self.path.append(index)
+        self.place = child
+
+    def restart(self) -> None:
+        """Back to the root; what was collected stays."""
+        self.path.append(RESTARTED)
+        self.place = self.root
+
+    @property
+    def restarted(self) -> bool:
+        """Whether the last move was a jump to the root."""
+        return bool(self.path) and self.path[-1] == RESTARTED
+
 
 class _Draws:
     """Random numbers of a generator, fetched in blocks: one tensor operation per number would cost more than a move."""
@@ -114,15 +148,8 @@ class _Search:
 
     def choose(self, place: _TreeNode, allowed: list[int], total: int, after_restart: bool) -> int:
         """A child by its upper confidence bound; after a restart another one, so that a second branch grows."""
-        children, c1 = place.children, self.explainer.c1
-
-        def bound(index: int) -> float:
-            child = children[index]
-            if child.visits == 0:
-                return math.inf
-            return child.value + c1 * math.sqrt(math.log(max(total, 1)) / child.visits)
-
-        best = max(allowed, key=bound)  # the first of equal ones
+        bounds = [place.children[index].bound(total, self.explainer.c1) for index in allowed]
+        best = allowed[bounds.index(max(bounds))]  # the first of equal ones
         if not after_restart or len(allowed) < 2:
             return best
         others = [index for index in allowed if index != best]
@@ -136,35 +163,23 @@ class _Search:
 
     def iterate(self) -> tuple[float, frozenset[Pair], int]:
         """One iteration: select, expand, evaluate, back up. Gives importance, edges and number of nodes."""
-        root, restart = self.root, self.explainer.restart
-        place, path, total = root, [], root.visits
-        edges: set[Pair] = set()
-        nodes = {root.node}
-
-        def move(index: int) -> _TreeNode:
-            child = place.children[index]
-            edges.add(_pair(place.node, child.node))
-            nodes.add(child.node)
-            path.append(index)
-            return child
-
-        while place.children is not None and len(path) < MAX_MOVES:
-            allowed = self.allowed(place, nodes)
-            if not allowed and place is root:
+        walk, total = _Walk(self.root), self.root.visits
+        while walk.place.children is not None and len(walk.path) < MAX_MOVES:
+            allowed = self.allowed(walk.place, walk.nodes)
+            if not allowed and walk.place is self.root:
                 break
-            if not allowed or self.draws.uniform() < restart:
-                path.append(RESTARTED)
-                place = root
-                continue
-            place = move(self.choose(place, allowed, total, bool(path) and path[-1] == RESTARTED))
-        if place.children is None and place.visits > 0:
-            self.expand(place)
-            if allowed := self.allowed(place, nodes):
-                place = move(allowed[0])
-        found = frozenset(edges)
+            if not allowed or self.draws.uniform() < self.explainer.restart:
+                walk.restart()
+            else:
+                walk.move(self.choose(walk.place, allowed, total, walk.restarted))
+        if walk.place.children is None and walk.place.visits > 0:
+            self.expand(walk.place)
+            if allowed := self.allowed(walk.place, walk.nodes):
+                walk.move(allowed[0])
+        found = frozenset(walk.edges)
         value = self.importance(found)
-        self.back_up(path, value)
-        return value, found, len(nodes)
+        self.back_up(walk.path, value)
+        return value, found, len(walk.nodes)
 
     def back_up(self, path: list[int], value: float) -> None:
         """Update the root once, and every place as often as it was visited."""
@@ -404,14 +419,12 @@ class UNRExplainer:
             self._check_node(node)
         index = torch.tensor(list(nodes), dtype=torch.int64, device=self.z.device)
         before = knn_indices(self.z, self.k, index)
-        with self._evaluation():
-            return self._sage.importance([self._pairs(part) for part in edges], index, before).cpu()
+        return self._sage.importance([self._pairs(part) for part in edges], index, before).cpu()
 
     def _importance(self, node: int, neighbors: Tensor, pairs: list[Pair]) -> float:
         index = torch.tensor([node], device=neighbors.device)
         if self.incremental:
-            with self._evaluation():
-                return self._sage.importance([pairs], index, neighbors[None]).item()
+            return self._sage.importance([pairs], index, neighbors[None]).item()
         after = knn_indices(self.embed(pairs), self.k, index)
         return knn_importance(neighbors[None], after).item()
 
@@ -529,8 +542,9 @@ class UNRExplainer:
         import pickle
         from concurrent.futures import ProcessPoolExecutor
 
-        # New interpreters: a forked one may hang in the threads that the parent's libraries had started.
-        context = multiprocessing.get_context("spawn")
+        # A fork spares the workers the imports; they keep to one thread, as those of a DataLoader do.
+        forks = "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()
+        context = multiprocessing.get_context("fork" if forks else "spawn")
         size = min(num_workers, len(nodes))
         chunk = max(1, len(nodes) // (4 * size))
         _ = self.z  # computed here, so that all workers start from the same numbers

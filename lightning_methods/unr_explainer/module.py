@@ -30,8 +30,8 @@ class _NodeEmbedding(MethodModule):
         """Embeddings of all nodes, [n, dim]."""
         return self.encoder(x, edge_index) if edge_weight is None else self.encoder(x, edge_index, edge_weight)
 
-    def embed(self, graph: Graph) -> Tensor:
-        """Embeddings of all nodes of a graph, [n, dim]."""
+    def embed(self, graph: Any) -> Tensor:
+        """Embeddings of all nodes of a graph, or of anything with fields x and edge_index, [n, dim]."""
         return self(graph.x, graph.edge_index, getattr(graph, "edge_weight", None))
 
     @abstractmethod

@@ -153,7 +153,7 @@ def write_planetoid(folder, name, gap):
     parts = {"x": x[:3], "y": y[:3], "allx": x, "ally": y, "tx": tx, "ty": ty, "graph": graph}
     folder.mkdir(parents=True)
     for part, value in parts.items():
-        (folder / f"ind.{name}.{part}").write_bytes(pickle.dumps(value, protocol=2))
+        (folder / f"ind.{name}.{part}").write_bytes(pickle.dumps(value, protocol=0 if name == "cora" else 2))
     (folder / f"ind.{name}.test.index").write_text("".join(f"{i}\n" for i in test))
     return parts, test
 
