@@ -55,19 +55,21 @@ def _draw(axis: Axes, curves: list[list[float]], color: str, style: str) -> tupl
 def _label(axis: Axes, ends: list[tuple[float, str, str]], last: float) -> None:
     """Names at the right ends of the curves, apart from each other, in the order of the curves."""
     low, high = axis.get_ylim()
-    gap, place = 0.065 * (high - low), -math.inf
-    for value, name, color in sorted(ends):
-        place = max(value, place + gap)
-        axis.annotate(name, (last, place), xytext=(7, 0), textcoords="offset points", color=color, fontsize=8.8,
+    gap, places = 0.065 * (high - low), []
+    for value, _, _ in sorted(ends):
+        places.append(max(value, places[-1] + gap) if places else value)
+    shift = math.fsum(place - end[0] for place, end in zip(places, sorted(ends), strict=True)) / max(len(ends), 1)
+    for place, (_, name, color) in zip(places, sorted(ends), strict=True):
+        axis.annotate(name, (last, place - shift), xytext=(7, 0), textcoords="offset points", color=color, fontsize=8.8,
                       va="center", annotation_clip=False)  # fmt: skip
 
 
-def _small(axis: Axes, results: dict[str, Any], at: float) -> None:
+def _small(axis: Axes, results: dict[str, Any], at: float, lift: float) -> None:
     """The small network's accuracy as a line."""
     if "small" in results["runs"]:
         level = results["runs"]["small"]["test/acc"]["mean"]
         axis.axhline(level, color="#8A8A8A", lw=0.9, ls=(0, (4, 3)))
-        axis.annotate("the small network", (at, level), xytext=(0, -11), textcoords="offset points", fontsize=8.5,
+        axis.annotate("the small network", (at, level), xytext=(0, lift), textcoords="offset points", fontsize=8.5,
                       color="#5A5A5A", ha="right")  # fmt: skip
 
 
@@ -112,7 +114,7 @@ def _panel_all(axis: Axes, results: dict[str, Any], curves: dict[str, list[list[
         if name in ("LEMON", "from scratch"):
             axis.annotate(name, (end, value), xytext=(7, 0), textcoords="offset points", color=color, fontsize=8.8,
                           va="center")  # fmt: skip
-    _small(axis, results, last)
+    _small(axis, results, last, 5)
     axis.set_xlim(0.7, last + 0.2)
     axis.grid(axis="y")
     axis.set_xlabel("epoch of the large network")
@@ -126,10 +128,11 @@ def _panel_close(axis: Axes, results: dict[str, Any], curves: dict[str, list[lis
             last, value = _draw(axis, curves[run], color, style)
             ends.append((value, name, color))
     lowest = min((min(map(min, curves[run])) for run in NAMES if run != "scratch" and curves[run]), default=0)
-    axis.set_ylim(max(0.0, lowest - 0.03), 1)
+    highest = max((max(map(max, curves[run])) for run in NAMES if run != "scratch" and curves[run]), default=1)
+    axis.set_ylim(max(0.0, lowest - 0.03), min(1.0, highest + 0.03))
     if ends:
         axis.set_xlim(0.8, last + 0.1)
-        _small(axis, results, last)
+        _small(axis, results, last, -11)
         _label(axis, ends, last)
     axis.grid(axis="y")
     axis.set_xlabel("epoch of the large network")
