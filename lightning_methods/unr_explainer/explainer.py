@@ -296,6 +296,7 @@ class UNRExplainer:
         self.expansion_num = max(round(sum(degrees) / n), 3) if expansion_num is None else expansion_num
         self._sage: IncrementalSAGE | None = None
         self._z: Tensor | None = None
+        self._warned = False  # of duplicates, once
 
     # embeddings
 
@@ -477,11 +478,14 @@ class UNRExplainer:
         return len({node, *first}.union(*(self.neighbor_lists[u] for u in first)))
 
     def _warn_about_duplicates(self, node: int) -> None:
+        if self._warned:
+            return
         twins = int((self.z == self.z[node]).all(dim=1).sum()) - 1
         if twins > self.k:
+            self._warned = True
             warnings.warn(
                 f"{twins} nodes have the same embedding as node {node}: which {self.k} of them are its nearest is "
-                "decided by their index. Features or a deeper encoder would tell them apart.",
+                "decided by their index, and there may be more such nodes. Features would tell them apart.",
                 stacklevel=3,
             )
 
