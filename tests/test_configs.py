@@ -87,7 +87,8 @@ def fetches_weights(value: Any) -> bool:
         return any(map(fetches_weights, value))
     if not isinstance(value, dict):
         return isinstance(value, str) and value.endswith("from_pretrained")
-    return value.get("pretrained") is True or any(map(fetches_weights, value.values()))
+    by_name = isinstance(value.get("model"), str) and "/" in value["model"]  # model: meta-llama/Meta-Llama-3-8B
+    return by_name or value.get("pretrained") is True or any(map(fetches_weights, value.values()))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

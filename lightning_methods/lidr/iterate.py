@@ -64,9 +64,7 @@ def read_prompts(
     size = len(ids) if size is None else size
     sets = max(len(ids) // max(size, 1), 1) if sets is None else sets
     if not ids or sets * size > len(ids):
-        raise ValueError(
-            f"{sets} sets of {size} prompts were asked, but {len(ids)} prompts are there in all languages."
-        )
+        raise ValueError(f"{sets} sets of {size} prompts were asked, but all languages share {len(ids)} prompts.")
     slices = [ids[i * size : (i + 1) * size] for i in range(sets)]
     return [{code: [table[n] for n in part] for code, table in tables.items()} for part in slices], slices
 

@@ -63,7 +63,7 @@ def test_splits_keep_the_languages_in_proportion_and_have_their_names(path):
     assert torch.bincount(data.val_set.targets).tolist() == [3, 1]
     assert len(data.train_set) == 16
     assert set(data.pair_sets()) == {"train", "val", "test"}
-    only = module(path, languages=["de"])
+    only = module(path, languages=["de"], val_fraction=0.2)
     only.setup()
     assert (len(only.train_set) + len(only.val_set), only.languages) == (5, ["de"])
 
@@ -81,14 +81,14 @@ def test_long_pairs_lose_the_beginning_of_the_prompt_and_the_end_of_the_answer(t
     file = tmp_path / "pairs.jsonl"
     file.write_text("\n".join([json.dumps(long)] * 4))
     plain = word_tokenizer(WORDS, chat_template=None)
-    data = module(file, tokenizer=plain, max_length=16)
+    data = module(file, tokenizer=plain, max_length=16, val_fraction=0.25)
     data.setup()
     batch = data.train_set[0]
     tokens = plain.convert_ids_to_tokens(batch.chosen_ids[0])
     assert tokens == WORDS[22:30] + WORDS[30:38]
     # Both answers have the same prompt, although the short one would leave room for more of it.
     assert plain.convert_ids_to_tokens(batch.rejected_ids[0]) == [*WORDS[22:30], "w55", "[EOS]"]
-    short = module(file, tokenizer=plain, max_length=16, max_prompt_length=3)
+    short = module(file, tokenizer=plain, max_length=16, max_prompt_length=3, val_fraction=0.25)
     short.setup()
     assert plain.convert_ids_to_tokens(short.train_set[0].chosen_ids[0]) == WORDS[27:30] + WORDS[30:43]
     assert data.languages == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from datamodules import PreferenceDataModule
+from lightning_methods.cli import run
+from lightning_methods.core import write_jsonl
 from lightning_methods.lidr import (
     LIDR,
     MultilingualAlignment,
@@ -22,7 +25,7 @@ from lightning_methods.lidr import (
     sequence_log_prob,
 )
 from lightning_methods.lidr.module import response_log_probs
-from lightning_methods.text import load_model, save_tiny, tiny_causal_lm
+from lightning_methods.text import load_model, save_tiny, tiny_causal_lm, word_tokenizer
 from tests.vectors import load_cases
 
 FIELDS = [f"{which}_{name}" for which in ("chosen", "rejected") for name in ("ids", "mask", "labels")]
@@ -376,3 +379,34 @@ def test_the_callback_says_what_it_needs(tmp_path):
         )
     with pytest.raises(ValueError, match="batch_size"):
         PrecomputeReference(0)
+
+
+# the configurations of the paper's model, on a small one of the same family and files of the same format
+
+
+@pytest.mark.parametrize("name", ["alpagasus", "alpagasus_lora", "alpagasus_sft", "gsm8k"])
+def test_the_papers_configurations_run_on_a_tiny_model(name, tmp_path, monkeypatch):
+    if "lora" in name:
+        pytest.importorskip("peft")
+    monkeypatch.chdir(Path(__file__).parents[2])
+    words = [f"w{i}" for i in range(30)]
+    tokenizer = word_tokenizer([*words, "You", "are", "a", "helpful", "assistant."])
+    tokenizer.save_pretrained(tmp_path / "M0")
+    tiny_causal_lm(tokenizer, width=16, layers=1, architecture="llama").save_pretrained(tmp_path / "M0")
+    rows = [
+        {"id": str(i), "language": "es" if i % 2 else "en", "prompt": f"w{i}", "chosen": "w1 w2", "rejected": "w3"}
+        for i in range(30)
+    ]
+    write_jsonl(tmp_path / "pairs.jsonl", rows)
+    cli = run(
+        [
+            "fit", "--config", f"configs/lidr/{name}.yaml", "--config", "configs/trainer/cpu.yaml",
+            f"--model.init_args.model={tmp_path / 'M0'}", f"--data.init_args.path={tmp_path / 'pairs.jsonl'}",
+            f"--data.init_args.tokenizer={tmp_path / 'M0'}", "--data.init_args.val_fraction=0.2",
+            "--trainer.strategy=auto", "--trainer.precision=32-true", "--trainer.limit_train_batches=2",
+            f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false",
+            "--trainer.enable_model_summary=false",
+        ]
+    )  # fmt: skip
+    assert cli.trainer.global_step > 0
+    assert torch.isfinite(torch.tensor(cli.test_metrics["test/loss"]))
