@@ -80,11 +80,22 @@ class MoonWindows(ArrayDataset):
         block_size: T.
         rate: samples in a unit of time.
         observer: see :func:`moon_positions`.
-        seed: seed of the draws.
+        seed: seed of the draws; the data module sets its own.
+        first: number of the first window; windows with other numbers are other draws.
     """
 
-    def __init__(self, size: int, periods: Tensor, block_size: int, rate: float, observer: str, seed: int) -> None:
+    def __init__(
+        self,
+        size: int,
+        periods: Tensor,
+        block_size: int,
+        rate: float,
+        observer: str = "sun",
+        seed: int = 0,
+        first: int = 0,
+    ) -> None:
         super().__init__(torch.arange(size), torch.zeros(size), num_classes=0, seed=seed)
+        self.first = first
         self.periods = periods
         self.block_size = block_size
         self.rate = rate
@@ -99,7 +110,7 @@ class MoonWindows(ArrayDataset):
 
     def __getitems__(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """A batch; it depends on the seed, the epoch and its rows."""
-        with seeded(hash((self.seed, self.epoch, *map(int, rows)))):
+        with seeded(hash((self.seed, self.epoch, *(self.first + int(row) for row in rows)))):
             triple = torch.randint(len(self.periods), (len(rows),))
             start = torch.randint(TRAJECTORY - 2 * self.block_size - 1, (len(rows), 1))
         time = (start + torch.arange(self.block_size + 1)) / self.rate
@@ -158,5 +169,8 @@ class ThreeMoonsDataModule(BaseDataModule):
     def load_split(self, split: str) -> ArrayDataset:
         """Windows of the training triples, or of the held-out one."""
         periods = self.train_periods if split == "train" else [self.held_out]
-        seed = hash((self.seed, ("train", "val", "test").index(split)))
-        return MoonWindows(self.sizes[split], torch.tensor(periods), self.block_size, self.rate, self.observer, seed)
+        # Validation goes on where the test ends: both are drawn with the seed of the data module.
+        first = self.sizes["test"] if split == "val" else 0
+        return MoonWindows(
+            self.sizes[split], torch.tensor(periods), self.block_size, self.rate, self.observer, self.seed, first
+        )

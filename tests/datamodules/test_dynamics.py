@@ -141,3 +141,10 @@ def test_the_positions_between_the_longest_and_the_common_period():
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         ThreeMoonsDataModule(**options)
+
+
+def test_validation_and_test_have_windows_of_their_own():
+    data = ThreeMoonsDataModule(block_size=30, batch_size=4, steps_per_epoch=1, num_val=4)
+    data.setup()
+    val, test = (next(iter(loader))[0] for loader in (data.val_dataloader(), data.test_dataloader()))
+    assert not torch.equal(val, test)
