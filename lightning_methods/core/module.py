@@ -295,8 +295,9 @@ class Classifier(MethodModule):
         loss = self.loss(logits, y)
         accuracy = getattr(self, f"{stage}_acc")
         accuracy(logits, y)
-        self.log(f"{stage}/loss", loss, prog_bar=stage == "train", batch_size=len(y), on_step=False, on_epoch=True)
-        self.log(f"{stage}/acc", accuracy, prog_bar=True, batch_size=len(y), on_step=False, on_epoch=True)
+        options = {"batch_size": len(y), "on_step": False, "on_epoch": True}
+        self.log(f"{stage}/loss", loss, prog_bar=stage == "train", sync_dist=stage != "train", **options)
+        self.log(f"{stage}/acc", accuracy, prog_bar=True, **options)
         return loss
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -175,7 +175,7 @@ class GIFT(MethodModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log accuracy and cross-entropy of the hard labels."""
         logits, target = self._evaluate(batch, self.val_metrics)
-        self.log("val/loss", F.cross_entropy(logits.float(), target), batch_size=len(target))
+        self.log("val/loss", F.cross_entropy(logits.float(), target), batch_size=len(target), sync_dist=True)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Log accuracy."""
