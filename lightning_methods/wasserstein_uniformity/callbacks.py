@@ -74,7 +74,11 @@ class SpectrumWriter(Callback):
         self._handle: Any = None
 
     def _start(self, pl_module: LightningModule) -> None:
-        self._moments = moments = _Moments(self.normalize).to(pl_module.device)
+        self._moments = _Moments(self.normalize).to(pl_module.device)
+
+    def _watch(self, pl_module: LightningModule) -> None:
+        """For one batch: what other callbacks run through the layer between batches is not of the evaluation set."""
+        moments = self._moments
         self._remove()
         self._handle = submodule(pl_module, self.layer).register_forward_hook(
             lambda module, args, output: moments.update(at_least_float32(output.flatten(1)))
@@ -98,6 +102,14 @@ class SpectrumWriter(Callback):
         """Start collecting."""
         self._start(pl_module)
 
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Watch the layer."""
+        self._watch(pl_module)
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Leave it."""
+        self._remove()
+
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the spectrum."""
         self._finish(trainer)
@@ -105,6 +117,14 @@ class SpectrumWriter(Callback):
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start collecting."""
         self._start(pl_module)
+
+    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Watch the layer."""
+        self._watch(pl_module)
+
+    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Leave it."""
+        self._remove()
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the spectrum."""

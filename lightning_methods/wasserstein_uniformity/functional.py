@@ -34,16 +34,18 @@ def _checked(z: Tensor) -> tuple[int, int]:
 
 def _root_trace(symmetric: Tensor, floor: float = 0.0) -> Tensor:
     """Sum of the square roots of the eigenvalues, with gradient 0 for those that are numerically zero."""
-    eigenvalues = torch.linalg.eigvalsh((symmetric + symmetric.T) / 2)
+    finite = symmetric.isfinite().all()  # where not, the solver would fail with "ill-conditioned" or return anything
+    eigenvalues = torch.linalg.eigvalsh(torch.where(finite, symmetric + symmetric.T, 0) / 2)
     largest = eigenvalues.detach()[-1].clamp_min(torch.finfo(eigenvalues.dtype).tiny)
     alive = eigenvalues > (_NULL * largest).clamp_min(floor)
-    return torch.where(alive, torch.where(alive, eigenvalues, 1).sqrt(), 0).sum()
+    total = torch.where(alive, torch.where(alive, eigenvalues, 1).sqrt(), 0).sum()
+    return torch.where(finite, total, torch.nan)
 
 
 def _distance(mean: Tensor, trace: Tensor, root_trace: Tensor) -> Tensor:
     """W2 from ``||mu||^2 + 1 + tr(Sigma) - 2 / sqrt(m) tr(Sigma^{1/2})``; at 0 the value is 1e-6 and the gradient 0."""
     squared = mean.square().sum() + 1 + trace - 2 / math.sqrt(mean.shape[0]) * root_trace
-    return torch.where(squared > 1e-12, squared, 1e-12).sqrt()
+    return torch.where(squared <= 1e-12, 1e-12, squared).sqrt()
 
 
 def wasserstein_uniformity(
@@ -67,7 +69,7 @@ def wasserstein_uniformity(
         normalize: scale the rows to unit norm first.
 
     Returns:
-        W2, a scalar in z's dtype (float32 for half precision).
+        W2, a scalar in z's dtype (float32 for half precision); nan where z is not finite.
 
     Raises:
         ValueError: z is not a floating point matrix or is empty, or ``eps`` is negative.
@@ -105,7 +107,10 @@ def wasserstein_to_uniform(
         floor: eigenvalues up to here are rounding noise and count as 0.
 
     Returns:
-        W2, a scalar.
+        W2, a scalar; float32 or wider.
+
+    Raises:
+        ValueError: shapes do not fit, or not floating point.
 
     Example:
         >>> wasserstein_to_uniform(torch.zeros(4), torch.eye(4) / 4).item() < 1e-3
@@ -113,6 +118,9 @@ def wasserstein_to_uniform(
     """
     width = check_shape("mean", mean, "width")["width"]
     check_shape("covariance", covariance, "width width2", width=width, width2=width)
+    check_floating("mean", mean)
+    check_floating("covariance", covariance)
+    mean, covariance = at_least_float32(mean), at_least_float32(covariance)
     return _distance(mean, covariance.trace(), _root_trace(covariance, floor))
 
 

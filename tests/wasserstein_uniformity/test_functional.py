@@ -337,6 +337,7 @@ def test_reexports_are_the_same_objects():
         (lambda: wasserstein_uniformity(torch.zeros(0, 4)), "at least one sample"),
         (lambda: wasserstein_uniformity(torch.zeros(4, 2, dtype=torch.int64)), "floating point"),
         (lambda: wasserstein_uniformity(torch.zeros(4, 2), eps=-1.0), "eps"),
+        (lambda: wasserstein_to_uniform(torch.zeros(4), torch.eye(4).long()), "covariance must be a floating point"),
         (lambda: covariance_log_spectrum(torch.zeros(4)), "z must have shape"),
         (lambda: effective_rank(torch.zeros(0, 4)), "at least one sample"),
         (lambda: WassersteinUniformity().update(torch.tensor([[float("nan"), 1.0]])), "z must be finite"),
@@ -359,3 +360,24 @@ def test_a_metric_refuses_another_width():
     metric.update(torch.ones(2, 3))
     with pytest.raises(ValueError, match="width of the earlier batches, 3"):
         metric.update(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("eps", [0.0, 1e-4])
+def test_what_is_not_finite_does_not_look_uniform(bad, eps):
+    z = rows(9, 4)
+    z[2, 1] = bad
+    z.requires_grad_()
+    value = wasserstein_uniformity(z, eps=eps)
+    value.backward()
+    assert value.isnan()
+    assert z.grad.isnan().any()
+    assert not wasserstein_to_uniform(torch.full((4,), bad), torch.eye(4) / 4).isfinite()
+    covariance = torch.eye(4) / 4
+    covariance[0, 1] = bad
+    assert wasserstein_to_uniform(torch.zeros(4), covariance).isnan()
+
+
+def test_moments_in_half_precision():
+    value = wasserstein_to_uniform(torch.zeros(4, dtype=torch.float16), torch.eye(4, dtype=torch.float16))
+    assert value.item() == pytest.approx(1.0)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from lightning import Trainer
+from lightning import Callback, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -83,6 +83,25 @@ def test_spectrum_is_that_of_the_evaluation_set(tmp_path):
     assert not module.network[1]._forward_hooks
     trainer.test(module, data(), verbose=False)
     assert not module.network[1]._forward_hooks
+
+
+class LooksElsewhere(Callback):
+    """Runs other samples through the module between the evaluation's last batch and its end."""
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        pl_module(100 * torch.ones(50, 8))
+
+    def on_validation_epoch_start(self, trainer, pl_module):
+        pl_module(-100 * torch.ones(50, 8))
+
+
+def test_spectrum_leaves_out_what_other_callbacks_compute(tmp_path):
+    module = classifier()
+    callbacks = [LooksElsewhere(), SpectrumWriter("network.1"), LooksElsewhere()]
+    trainer_for(callbacks=callbacks, default_root_dir=tmp_path).validate(module, data(), verbose=False)
+    with (tmp_path / "spectrum.csv").open() as file:
+        written = [float(row["log_eigenvalue"]) for row in csv.DictReader(file)]
+    torch.testing.assert_close(torch.tensor(written), covariance_log_spectrum(features(module)), rtol=1e-4, atol=1e-4)
 
 
 def test_spectrum_says_what_layer_is_missing(tmp_path):
