@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from ..core.checks import check_range
 from ..core.distributed import gather, rank, sum_over_ranks, world_size
 from ..core.hooks import submodule
-from ..core.losses import at_least_float32
+from ..core.modes import evaluating
 from .neighbors import knn_predict
 
 __all__ = ["KNNEvaluation", "OnlineLinearProbe"]
@@ -69,13 +69,13 @@ class _FeatureCallback(Callback):
         if features is None or len(features) != len(labels):  # the module does not call the layer on view 1 alone
             features = self._embed(pl_module, images)
         known = labels >= 0
-        return at_least_float32(features).flatten(1)[known], labels[known]
+        return features.flatten(1)[known].float(), labels[known]
 
-    @torch.no_grad()
     def _embed(self, pl_module: LightningModule, images: Tensor) -> Tensor:
-        """The layer's output for these images."""
+        """The layer's output for these images; in eval mode, so that a training run does not notice."""
         self._first = None
-        output = pl_module(images)
+        with evaluating(pl_module):
+            output = pl_module(images)
         features, self._first = self._first, None
         return output if features is None else features
 
@@ -258,7 +258,8 @@ class KNNEvaluation(_FeatureCallback):
 
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epoch = trainer.current_epoch + 1
-        due = epoch % self.every_n_epochs == 0 or epoch == trainer.max_epochs
+        last = epoch == trainer.max_epochs or trainer.global_step == trainer.max_steps
+        due = epoch % self.every_n_epochs == 0 or last
         self._active = not trainer.sanity_checking and (due or trainer.state.fn != "fit")
         self._features, self._labels = [], []
 
@@ -285,9 +286,10 @@ class KNNEvaluation(_FeatureCallback):
         for index, batch in enumerate(self._memory(trainer)):
             if index % world_size() != rank():
                 continue
+            batch = trainer.precision_plugin.convert_input(batch)
             images, labels = _images_and_labels(trainer.strategy.batch_to_device(batch, pl_module.device))
             with trainer.precision_plugin.forward_context():
-                features = at_least_float32(self._embed(pl_module, images)).flatten(1)
+                features = self._embed(pl_module, images).flatten(1).float()
             known = labels >= 0
             parts.append((features[known], labels[known]))
         features, labels = (torch.cat(column) for column in zip(*parts, strict=True))

@@ -23,7 +23,7 @@ class LARS(Optimizer):
     Source: You et al., "Large Batch Training of Convolutional Networks", 2017, in the variant of Barlow Twins' code.
 
     Args:
-        params: parameters or groups.
+        params: parameters, named parameters, or groups of either.
         lr: learning rate.
         momentum: in [0, 1).
         weight_decay: added to the gradient of the parameters that decay.
@@ -81,8 +81,8 @@ class LARS(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             used = [p for p in group["params"] if p.grad is not None]
-            bare = [p for p in used if group["exclude_1d"] and p.dim() <= 1]
-            adapted = [p for p in used if not (group["exclude_1d"] and p.dim() <= 1)]
+            bare = [p for p in used if group["exclude_1d"] and _is_bare(p)]
+            adapted = [p for p in used if not (group["exclude_1d"] and _is_bare(p))]
             self._update(bare, [p.grad for p in bare], group)
             self._update(adapted, _adapted_gradients(adapted, group["weight_decay"], group["eta"]), group)
         return loss
@@ -109,8 +109,14 @@ def _adapted_gradients(params: list[Tensor], weight_decay: float, eta: float) ->
     for g, d, weight, gradient, norm in zip(gradients, decayed, weight_norms, gradient_norms, norms, strict=True):
         # A zero weight or gradient gets neither decay nor adaptation.
         adapts = (weight > 0) & (gradient > 0)
-        result.append(torch.where(adapts, d * (eta * weight / norm), g))
+        ratio = eta * weight / torch.where(norm > 0, norm, 1)  # the decay may cancel the gradient
+        result.append(torch.where(adapts, d * ratio, g))
     return result
+
+
+def _is_bare(member: Tensor | tuple[str, Tensor]) -> bool:
+    """Whether a parameter, or a named one, is a bias, a norm or a scalar."""
+    return (member[1] if isinstance(member, tuple) else member).dim() <= 1
 
 
 def _split(params: Iterable[Any], lr_1d: float | None) -> list[Any]:
@@ -121,6 +127,6 @@ def _split(params: Iterable[Any], lr_1d: float | None) -> list[Any]:
     split = []
     for group in groups:
         members = list(group["params"])
-        split.append({**group, "params": [p for p in members if p.dim() > 1]})
-        split.append({**group, "params": [p for p in members if p.dim() <= 1], "lr": lr_1d})
+        split.append({**group, "params": [p for p in members if not _is_bare(p)]})
+        split.append({**group, "params": [p for p in members if _is_bare(p)], "lr": lr_1d})
     return [group for group in split if group["params"]]

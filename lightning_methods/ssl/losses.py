@@ -87,7 +87,7 @@ def uniformity_loss(
         A scalar, at most 0; lower is more uniform.
 
     Raises:
-        ValueError: fewer than 2 samples, not a floating point matrix, or t is not positive.
+        ValueError: fewer than 2 samples, not a floating point matrix, t is not positive, or ``chunk_size`` is below 1.
 
     Example:
         >>> uniformity_loss(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
@@ -96,6 +96,8 @@ def uniformity_loss(
     check_floating("z", z)
     rows = check_shape("z", z, "samples width")["samples"]
     check_range("t", t, 0, low_open=True)
+    if chunk_size is not None:
+        check_range("chunk_size", chunk_size, 1)
     if rows < 2 or z.shape[1] < 1:
         raise ValueError(f"z must have at least 2 samples (pairs are compared) and 1 column, got {list(z.shape)}.")
     z = at_least_float32(z)
@@ -278,8 +280,7 @@ def zero_cl_loss(
     ``-mean_i (H1 H2^T / width)_ii`` with whitened rows.
 
     Source: Zhang et al., "Zero-CL: Instance and Feature decorrelation for negative-free symmetric contrastive
-        learning",
-    ICLR 2022. Reconstructed from the paper's description; there is no authors' code to compare with.
+    learning", ICLR 2022. Reconstructed from the paper's description; there is no authors' code to compare with.
 
     Args:
         z1: embeddings of the first view, [batch, width].

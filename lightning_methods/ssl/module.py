@@ -25,11 +25,20 @@ from .losses import alignment_loss, barlow_twins_loss, byol_loss, info_nce_queue
 __all__ = ["BYOL", "BarlowTwins", "MoCoV2", "SimCLR", "TwoViewSSL", "ZeroCL"]
 
 
+def _images(batch: Any) -> Tensor:
+    """What a backbone sees of an evaluation batch: ``view1``, ``x``, the first element, or the batch itself."""
+    for name in ("view1", "x"):
+        if hasattr(batch, name):
+            return getattr(batch, name)
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
 class TwoViewSSL(MethodModule):
     """Base of methods that learn from two views of each image: ``loss = ssl_loss + weight * regularizer(z1, z2)``.
 
     Subclasses implement :meth:`ssl_loss`. Training batches have the fields ``view1`` and ``view2``
-    (:class:`~lightning_methods.core.TwoViewBatch`); evaluation batches are ``(x, y)`` or have these fields too.
+    (:class:`~lightning_methods.core.TwoViewBatch`); evaluation batches are ``(x, y)``, images alone, or have these
+    fields too.
 
     The weight of epoch e = 1..E is ``weight - (weight - weight_end) * e / E``, constant within an epoch.
 
@@ -145,8 +154,7 @@ class TwoViewSSL(MethodModule):
             alignment = alignment_loss(z, z2)
             self.log(f"{stage}/alignment", alignment, batch_size=len(z), on_epoch=True, sync_dist=True)
         else:
-            x = batch.x if hasattr(batch, "x") else batch[0]
-            z = self.embed(x)[1]
+            z = self.embed(_images(batch))[1]
         for name in ("wasserstein_uniformity", "uniformity", "effective_rank"):
             metric = getattr(self, f"{stage}_{name}")
             metric.update(at_least_float32(z))
@@ -162,10 +170,7 @@ class TwoViewSSL(MethodModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Backbone features, [B, D], of ``view1``, ``x`` or the first element."""
-        for name in ("view1", "x"):
-            if hasattr(batch, name):
-                return self(getattr(batch, name))
-        return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
+        return self(_images(batch))
 
 
 class SimCLR(TwoViewSSL):

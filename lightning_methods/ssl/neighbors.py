@@ -25,8 +25,7 @@ def knn_predict(
     """Weighted vote of the k nearest neighbours by cosine: ``score_c = sum_{j in top k} exp(sim_j / T) 1[y_j = c]``.
 
     Source: Wu et al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", CVPR 2018, section
-        3.4
-    (T = 0.07 there; T = 1 in the uniformity paper's code).
+    3.4 (T = 0.07 there; T = 1 in the uniformity paper's code).
 
     Args:
         features: to be classified, any norm, [samples, width].
@@ -38,7 +37,8 @@ def knn_predict(
         chunk_size: samples at a time; memory is ``chunk_size * bank``.
 
     Returns:
-        The predicted classes [samples] and the scores [samples, num_classes].
+        The predicted classes [samples] and the scores [samples, num_classes]; for T below 1/80 all scores are divided
+        by ``exp(1 / T - 80)``, or they would overflow.
 
     Raises:
         ValueError: shapes do not fit, a label is out of range, the bank is empty, or k or T is not positive.
@@ -56,6 +56,6 @@ def knn_predict(
     if size == 0:
         raise ValueError("bank must have at least one row.")
     distance, index = knn(features, bank, min(k, size), metric="cosine", chunk_size=chunk_size)
-    votes = ((1 - distance) / temperature).exp()
+    votes = ((1 - distance) / temperature - max(1 / temperature - 80, 0.0)).exp()
     scores = votes.new_zeros(features.shape[0], num_classes).scatter_add_(1, bank_labels[index], votes)
     return scores.argmax(dim=1), scores

@@ -80,3 +80,20 @@ def test_closure_missing_gradients_and_state():
 def test_bad_input(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         LARS([torch.nn.Parameter(torch.ones(1))], **({"lr": 0.1} | change))
+
+
+def test_a_decay_that_cancels_the_gradient():
+    weight = torch.nn.Parameter(torch.ones(1, 1))
+    optimizer = LARS([weight], lr=1.0, weight_decay=0.5)
+    weight.grad = torch.full((1, 1), -0.5)
+    optimizer.step()
+    assert weight.item() == 1
+
+
+def test_named_parameters():
+    layer = torch.nn.Linear(2, 3)
+    optimizer = LARS(layer.named_parameters(), lr=1.0, lr_1d=0.25)
+    assert [(group["param_names"], group["lr"]) for group in optimizer.param_groups] == [
+        (["weight"], 1.0),
+        (["bias"], 0.25),
+    ]

@@ -172,6 +172,7 @@ def test_half_precision_is_computed_in_single(function):
         (lambda: uniformity_loss(torch.zeros(3)), "z must have shape"),
         (lambda: uniformity_loss(torch.zeros(3, 2, dtype=torch.int64)), "floating point"),
         (lambda: uniformity_loss(torch.zeros(3, 2), t=0.0), "t must be"),
+        (lambda: uniformity_loss(torch.zeros(3, 2), chunk_size=0), "chunk_size must be"),
         (lambda: alignment_loss(torch.zeros(3, 2), torch.zeros(3, 4)), "y must have shape"),
         (lambda: alignment_loss(torch.zeros(3, 2), torch.zeros(2, 2)), "y must have shape"),
         (lambda: alignment_loss(torch.zeros(0, 2), torch.zeros(0, 2)), "at least one row"),

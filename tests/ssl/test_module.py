@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_methods.core.batches import TwoViewBatch
 from lightning_methods.core.distributed import sum_over_ranks
+from lightning_methods.core.module import Classifier
 from lightning_methods.core.schedules import warmup_cosine
 from lightning_methods.ssl import (
     BYOL,
@@ -38,6 +39,7 @@ from lightning_methods.ssl import (
 )
 from lightning_methods.wasserstein_uniformity import (
     PairwiseUniformityLoss,
+    SpectrumWriter,
     WassersteinUniformityLoss,
     uniformity_loss,
     wasserstein_uniformity,
@@ -282,6 +284,14 @@ def test_forward_flattens_and_predict_gives_features():
         assert torch.equal(module.predict_step(given, 0), module(batch.view1))
 
 
+def test_images_without_labels_are_evaluated():
+    module, x = build("SimCLR").eval(), batch_of(12).view1
+    (logged,) = trainer_for().validate(module, DataLoader(x, 6), verbose=False)
+    with torch.no_grad():
+        expected = wasserstein_uniformity(module.embed(x)[1]).item()
+    assert logged["val/wasserstein_uniformity"] == pytest.approx(expected, rel=1e-5)
+
+
 class StopAfter(Callback):
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs
@@ -500,6 +510,45 @@ def test_knn_comes_every_n_epochs_and_at_the_end():
     callback = Log(5, k=3, every_n_epochs=2)
     trainer_for(5, callbacks=[callback]).fit(build("SimCLR"), Views())
     assert callback.calls == (1, 3, 4)
+
+
+def test_knn_comes_at_the_end_of_a_run_that_counts_steps():
+    trainer = trainer_for(-1, max_steps=12, callbacks=[KNNEvaluation(5, k=3, every_n_epochs=5)])
+    trainer.fit(build("SimCLR"), Views())
+    assert "val/knn_acc" in trainer.callback_metrics
+
+
+class OneForward(Classifier):
+    """Sees two views in one batch: the layer's output has twice the rows of the labels."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return self.loss(self.network(torch.cat([x, x])), torch.cat([y, y]))
+
+
+def test_the_probe_leaves_alone_a_module_that_it_has_to_run_itself():
+    data, states = Views(), []
+    loader = DataLoader(TensorDataset(data.x, data.y), 16)
+    for callbacks in ([], [OnlineLinearProbe(12, 5, layer="network.0")]):
+        torch.manual_seed(5)
+        network = nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.BatchNorm1d(12)), nn.Dropout(0.5))
+        network.append(nn.Linear(12, 5))
+        network[1].eval()  # a part that its owner has frozen stays so
+        module = OneForward(network, 5)
+        trainer_for(2, callbacks=callbacks).fit(module, loader)
+        assert not network[1].training
+        states.append(copy.deepcopy(module.state_dict()))
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_callbacks_work_in_every_precision(precision, tmp_path):
+    callbacks = [OnlineLinearProbe(12, 5), KNNEvaluation(5, k=3), SpectrumWriter()]
+    module = build("BYOL", regularizer=WassersteinUniformityLoss())
+    trainer = trainer_for(1, precision=precision, callbacks=callbacks, default_root_dir=tmp_path)
+    trainer.fit(module, Views())
+    assert trainer.callback_metrics["val/knn_acc"] > 0.5
+    assert (tmp_path / "spectrum.csv").exists()
 
 
 @pytest.mark.bad_input

@@ -46,3 +46,15 @@ def test_bad_input(change, match):
     }
     with pytest.raises(ValueError, match=match):
         knn_predict(**(given | change))
+
+
+def test_a_very_small_temperature_does_not_overflow():
+    bank = torch.tensor([[0.99, 0.1], [1.0, 0.0], [0.9, 0.3]])
+    predicted, scores = knn_predict(
+        torch.tensor([[1.0, 0.0]]), bank, torch.tensor([0, 1, 0]), 2, k=3, temperature=0.005
+    )
+    assert predicted.item() == 1
+    assert scores.isfinite().all()
+    cosines = torch.nn.functional.normalize(bank.double(), dim=1)[:, 0]
+    votes = ((cosines - 1) / 0.005).exp()
+    assert (scores[0, 0] / scores[0, 1]).item() == pytest.approx(((votes[0] + votes[2]) / votes[1]).item(), rel=1e-3)
