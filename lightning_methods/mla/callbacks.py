@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from ..core.checks import check_range
@@ -25,7 +26,8 @@ class LogitAdjustment(Callback):
     """Adjust what any module's ``forward`` returns, during validation, test and prediction only.
 
     Training is untouched, and so is the module: a forward hook is there for the length of a phase. What the module
-    computes from its outputs in these phases, its validation loss too, is of adjusted logits.
+    computes from its outputs in these phases, its validation loss too, is of adjusted logits. Steps that go around
+    ``forward`` (``self.network(x)`` for ``self(x)``) are not adjusted; there is a warning.
 
     Source: Hasegawa and Sato (2025) for "multiplicative" and "one_vs_one", Menon et al. (2021) for "additive".
 
@@ -37,8 +39,8 @@ class LogitAdjustment(Callback):
 
     Raises:
         ValueError: an unknown adjustment, a negative strength or a count that is not positive; in use: no class counts,
-            another number of classes, or a module that adjusts already. A TypeError where ``forward`` does not return
-            one tensor.
+            another number of classes, a module that adjusts already, or a second callback of this kind. A TypeError
+            where ``forward`` does not return one tensor.
 
     Example:
         >>> callback = LogitAdjustment(class_counts=[100, 10])
@@ -64,6 +66,7 @@ class LogitAdjustment(Callback):
         self.class_counts = class_counts
         self._counts: Tensor | None = None if class_counts is None else torch.as_tensor(class_counts)
         self._handle: Any = None
+        self._used = False
 
     def adjusted(self, logits: Tensor) -> Tensor:
         """Adjusted logits [B, K]."""
@@ -77,11 +80,14 @@ class LogitAdjustment(Callback):
         if not isinstance(output, Tensor) or output.dim() != 2:
             found = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise TypeError(f"LogitAdjustment needs a forward that returns logits [batch, classes], got {found}.")
+        self._used = True
         return self.adjusted(output)
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(pl_module, MLA):
             raise ValueError("MLA adjusts its logits itself: leave LogitAdjustment out, or use a plain Classifier.")
+        if sum(isinstance(callback, LogitAdjustment) for callback in trainer.callbacks) > 1:
+            raise ValueError("there are several LogitAdjustment callbacks; one after the other they adjust too much.")
         self._end()
         if self.class_counts is None:
             counts = getattr(getattr(trainer, "datamodule", None), "class_counts", None)
@@ -89,7 +95,15 @@ class LogitAdjustment(Callback):
                 raise ValueError("LogitAdjustment needs class_counts: give them, or a data module that has them.")
             class_log_prior(counts)  # checks
             self._counts = torch.as_tensor(counts)
+        self._used = False
         self._handle = pl_module.register_forward_hook(self._hook)
+
+    def _finish(self, pl_module: LightningModule) -> None:
+        self._end()
+        if not self._used:
+            rank_zero_warn(
+                f"LogitAdjustment did nothing: {type(pl_module).__name__} does not call its forward in this phase."
+            )
 
     def _end(self) -> None:
         if self._handle is not None:
@@ -102,7 +116,7 @@ class LogitAdjustment(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove it."""
-        self._end()
+        self._finish(pl_module)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Install the hook."""
@@ -110,7 +124,7 @@ class LogitAdjustment(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove it."""
-        self._end()
+        self._finish(pl_module)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Install the hook."""
@@ -118,7 +132,7 @@ class LogitAdjustment(Callback):
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove it."""
-        self._end()
+        self._finish(pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Remove it from a phase that did not end."""

@@ -34,9 +34,9 @@ __all__ = [
 # Class counts are K positive numbers: a list, an array, or a tensor on any device.
 ClassCounts = Any
 Adjustment = Literal["none", "multiplicative", "additive", "one_vs_one"]
-#: Products held at a time by `one_vs_one_scores`: small enough for a processor's cache.
-CACHE_ENTRIES = {"cpu": 2**18}
-DEVICE_ENTRIES = 2**25
+#: Products held at a time by `one_vs_one_scores`: on a processor they are to stay in its cache.
+CHUNK_ENTRIES = {"cpu": 2**17}
+DEVICE_CHUNK_ENTRIES = 2**25
 
 
 # adjustments
@@ -246,7 +246,7 @@ def one_vs_one_scores(
     Args:
         logits: unadjusted, [batch, classes].
         angles: ``theta`` in (0, rho), of :func:`optimal_boundary_angles`, [classes, classes].
-        chunk_size: classes i at a time; memory is ``batch * chunk_size * classes``. None picks it by the device.
+        chunk_size: classes i at a time; memory is ``2 * batch * chunk_size * classes``. None picks it by the device.
 
     Returns:
         Scores in {0, 1/K, ..., (K - 1)/K}, [batch, classes], float32 or wider.
@@ -266,18 +266,22 @@ def one_vs_one_scores(
     _simplex_angle(classes)
     x = at_least_float32(logits)
     if chunk_size is None:
-        room = CACHE_ENTRIES.get(x.device.type, DEVICE_ENTRIES)
-        chunk_size = max(1, min(classes, room // max(batch * classes, 1)))
+        chunk_size = max(1, CHUNK_ENTRIES.get(x.device.type, DEVICE_CHUNK_ENTRIES) // max(batch * classes, 1))
     check_range("chunk_size", chunk_size, 1)
+    chunk_size = min(chunk_size, classes)
     angles = angles.to(x.device)
     scores = torch.empty_like(x)
+    # Written again for every chunk: fresh memory each time would take longer than the products.
+    left, right = x.new_empty(2, chunk_size, batch, classes)
     for start in range(0, classes, chunk_size):
-        rows = slice(start, start + chunk_size)
+        rows = slice(start, min(start + chunk_size, classes))
         # Cosines by chunk too: all of them would be another [K, K].
         mine = angles[:, rows].T.to(x.dtype, memory_format=torch.contiguous_format).cos()  # cos theta[j, i]
         theirs = angles[rows].to(x.dtype).cos()
-        products = x[:, rows, None] * mine
-        scores[:, rows] = products.gt_(x[:, None, :] * theirs).sum(dim=2)
+        ours, others = left[: len(mine)], right[: len(mine)]
+        torch.mul(x[:, rows].T[:, :, None], mine[:, None, :], out=ours)
+        torch.mul(x, theirs[:, None, :], out=others)
+        scores[:, rows] = ours.gt_(others).sum(dim=2).T
     return scores / classes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ..core.checks import check_choice, check_labels, check_range, check_shape
 from ..core.distributed import gather, sum_over_ranks
 from ..core.losses import at_least_float32, class_log_prior, logit_adjusted_cross_entropy
+from ..core.modes import evaluating
 from ..core.module import Classifier, MethodModule
 from ..metrics.group import ShotAccuracy
 from .functional import Adjustment, adjust, check_adjustment, search_strength
@@ -23,6 +24,7 @@ __all__ = ["MLA"]
 
 #: Gammas or taus that are tried where none are given: 0 to 2 in steps of 0.05.
 STRENGTHS = tuple(step / 20 for step in range(41))
+_NO_COUNTS = "MLA needs class_counts: give them, or a data module that has an attribute class_counts."
 
 
 class MLA(MethodModule):
@@ -52,8 +54,8 @@ class MLA(MethodModule):
         gamma: strength of "multiplicative" and "one_vs_one"; 1/2 is the theory.
         tau: strength of "additive", and of the loss "logit_adjusted".
         use_feature_norms: whether "one_vs_one" takes the norms of the class means into account. They are measured on
-            the training set without augmentation when the training ends, or before a test that finds none; until then
-            all count as equal.
+            the training set without augmentation in the last epoch, before its checkpoint is written, or before a test
+            that finds none; until then all count as equal.
         feature_regularization: factor lambda_f.
         many_threshold: classes with more training samples are "many"; the paper has 1000 for CIFAR-10, 500 for Helena.
         few_threshold: classes with fewer are "few"; 200 for CIFAR-10 and Helena.
@@ -125,8 +127,8 @@ class MLA(MethodModule):
         if class_counts is not None:
             class_log_prior(class_counts, num_classes)  # checks
         # Zeros: not known yet. Norms of one are no norms.
-        counts = torch.zeros(num_classes, dtype=torch.long) if class_counts is None else torch.tensor(class_counts)
-        self.register_buffer("class_counts", counts.long())
+        counts = torch.zeros(num_classes) if class_counts is None else torch.as_tensor(class_counts)
+        self.register_buffer("class_counts", counts.detach().clone().long())
         self.register_buffer("feature_norms", torch.ones(num_classes))
         self.register_buffer("norms_known", torch.zeros((), dtype=torch.bool))
         for stage in ("val", "test"):
@@ -134,6 +136,8 @@ class MLA(MethodModule):
                 metric = ShotAccuracy(self.class_counts, many_threshold, few_threshold)
                 setattr(self, f"{stage}_{name}", metric)
         self._looked_at_a_batch = False
+        self._looked_at_counts = False
+        self._norms_step = -1  # the optimiser step after which the norms were measured
 
     # the adjustment
 
@@ -188,12 +192,12 @@ class MLA(MethodModule):
         """
         if self.adjustment == "none":
             raise ValueError("adjustment='none' has no strength; call set_adjustment first.")
-        features, target = self._features(dataloader)
-        with torch.no_grad():
-            logits = self.classifier(gather(features, grad=False))
-        best, accuracy = search_strength(
-            logits, gather(target, grad=False), self.class_counts, strengths, self.adjustment, self._norms
-        )
+        with evaluating(self):
+            parts = [(at_least_float32(self.logits(x)), y) for x, y in self._batches(dataloader)]
+        if not parts:
+            raise ValueError("the data loader gave no batch.")
+        logits, target = (gather(torch.cat(column), grad=False) for column in zip(*parts, strict=True))
+        best, accuracy = search_strength(logits, target, self.class_counts, strengths, self.adjustment, self._norms)
         self.set_adjustment(self.adjustment, best)
         return best, dict(zip(strengths, accuracy.tolist(), strict=True))
 
@@ -208,7 +212,18 @@ class MLA(MethodModule):
         return self.classifier(self.backbone(x))
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Adjusted logits, or the 1-vs-1 scores; their argmax is the prediction."""
+        """Adjusted logits, or the 1-vs-1 scores; their argmax is the prediction.
+
+        Args:
+            logits: unadjusted, [B, num_classes].
+
+        Raises:
+            ValueError: the class counts are not known yet.
+        """
+        if self.adjustment != "none" and not self._looked_at_counts:  # once: reading them waits for the device
+            if not bool((self.class_counts > 0).all()):
+                raise ValueError(_NO_COUNTS)
+            self._looked_at_counts = True
         return adjust(self.adjustment, logits, self.class_counts, self.strength, self._norms)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -227,27 +242,19 @@ class MLA(MethodModule):
         if counts is None:
             if known:
                 return
-            raise ValueError("MLA needs class_counts: give them, or a data module that has an attribute class_counts.")
+            raise ValueError(_NO_COUNTS)
         counts = torch.as_tensor(counts)
         class_log_prior(counts, self.num_classes)  # checks
         self.class_counts.copy_(counts)
 
-    def _features(self, dataloader: Iterable[Any]) -> tuple[Tensor, Tensor]:
-        """Features and labels of this process' batches, in eval mode."""
-        features, targets = [], []
-        training = self.training
-        self.eval()
-        with torch.no_grad():
-            for batch in dataloader:
-                x, y = Classifier.inputs_and_target(move_data_to_device(batch, self.device))
-                features.append(at_least_float32(self.backbone(x)))
-                targets.append(y.long())
-        self.train(training)
-        if not features:
-            raise ValueError("the data loader gave no batch.")
-        return torch.cat(features), torch.cat(targets)
+    def _batches(self, dataloader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and labels on the module's device, inputs in the trainer's precision."""
+        for batch in dataloader:
+            if self._trainer is not None:
+                batch = self._trainer.precision_plugin.convert_input(batch)
+            x, y = Classifier.inputs_and_target(move_data_to_device(batch, self.device))
+            yield x, y.long()
 
-    @torch.no_grad()
     def estimate_feature_norms(self, dataloader: Iterable[Any]) -> Tensor:
         """Measure ``|mu_k|``, the norm of the mean feature of each class, for "one_vs_one".
 
@@ -262,15 +269,13 @@ class MLA(MethodModule):
         Raises:
             ValueError: a class does not occur.
         """
-        sums, counts, training = 0, 0, self.training
-        self.eval()
-        for batch in dataloader:  # sums by batch: the features of a large set would not fit
-            x, y = Classifier.inputs_and_target(move_data_to_device(batch, self.device))
-            features = at_least_float32(self.backbone(x))
-            zeros = features.new_zeros(self.num_classes, features.shape[1])
-            sums = sums + zeros.index_add(0, y.long(), features)
-            counts = counts + torch.bincount(y.long(), minlength=self.num_classes)
-        self.train(training)
+        sums, counts = 0, 0
+        with evaluating(self):
+            for x, y in self._batches(dataloader):  # sums by batch: the features of a large set would not fit
+                features = at_least_float32(self.backbone(x))
+                zeros = features.new_zeros(self.num_classes, features.shape[1])
+                sums = sums + zeros.index_add(0, y, features)
+                counts = counts + torch.bincount(y, minlength=self.num_classes)
         if not isinstance(sums, Tensor):
             raise ValueError("the data loader gave no batch.")
         counts = sum_over_ranks(counts, grad=False)
@@ -289,6 +294,7 @@ class MLA(MethodModule):
             self.estimate_feature_norms(datamodule.feature_dataloader())
         elif self.trainer.train_dataloader is not None:
             self.estimate_feature_norms(self.trainer.train_dataloader)
+        self._norms_step = self.global_step
 
     def _wants_norms(self) -> bool:
         return self.adjustment == "one_vs_one" and self.use_feature_norms
@@ -297,10 +303,20 @@ class MLA(MethodModule):
         """Norms of an earlier training are not those of this one."""
         self.feature_norms.fill_(1)
         self.norms_known.fill_(False)
+        self._norms_step = -1
+
+    def on_train_epoch_end(self) -> None:
+        """Measure the feature norms in the last epoch: its checkpoint is written after this."""
+        trainer = self.trainer
+        last = trainer.current_epoch + 1 == trainer.max_epochs or self.global_step == trainer.max_steps
+        # Training loaders may leave samples of rare classes out: an error here would cost the checkpoint.
+        complete = hasattr(getattr(trainer, "datamodule", None), "feature_dataloader")
+        if self._wants_norms() and complete and (last or trainer.should_stop):
+            self.measure_feature_norms()
 
     def on_fit_end(self) -> None:
-        """Measure the feature norms."""
-        if self._wants_norms():
+        """Measure the feature norms where the last epoch has not done so."""
+        if self._wants_norms() and self._norms_step != self.global_step:
             self.measure_feature_norms()
 
     # steps

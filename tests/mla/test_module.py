@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -239,6 +240,51 @@ def test_norms_come_from_the_feature_loader_at_the_end_of_a_fit_or_before_a_test
     assert unaware.asked == 0
 
 
+def test_norms_are_in_the_checkpoint_of_the_last_epoch(tmp_path):
+    for options in ({"max_epochs": 2}, {"max_epochs": -1, "max_steps": 5}):
+        module, data = model(adjustment="one_vs_one"), Data()
+        saved = ModelCheckpoint(tmp_path, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+        trainer(tmp_path, callbacks=[saved], enable_checkpointing=True, **options).fit(module, datamodule=data)
+        assert data.asked == 1
+        again = MLA.load_from_checkpoint(tmp_path / "last.ckpt", backbone=model().backbone).eval()
+        x, _ = samples(1)
+        assert again.norms_known
+        assert torch.equal(again(x), module.eval()(x))
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "64-true"])
+def test_statistics_in_every_precision(tmp_path, precision):
+    module, data = model(adjustment="one_vs_one"), Data()
+    run = trainer(tmp_path, precision=precision, callbacks=[CompareAdjustments()])
+    run.fit(module, datamodule=data)
+    run.test(module, datamodule=data, verbose=False)
+    module.search_strength(data.val_dataloader(), [0.0, 0.5])
+    exact = copy.deepcopy(module).double()
+    exact._trainer = None
+    expected = exact.estimate_feature_norms([(x.double(), y) for x, y in data.feature_dataloader()])
+    torch.testing.assert_close(module.feature_norms.double(), expected, rtol=0.02, atol=0)
+
+
+def test_measuring_leaves_modes_as_they_are():
+    module = model(class_counts=COUNTS, adjustment="one_vs_one").train()
+    module.backbone[1].eval()  # a part that its owner has frozen
+    module.estimate_feature_norms(Data().feature_dataloader())
+    module.search_strength(Data().val_dataloader(), [0.5])
+    with pytest.raises(ValueError, match="does not occur"):
+        module.estimate_feature_norms([(torch.zeros(2, 6), torch.zeros(2, dtype=torch.long))])
+    assert [part.training for part in module.backbone] == [True, False, True]
+    assert module.training
+
+
+@pytest.mark.bad_input  # the run-time check of types allows lists only
+def test_counts_may_be_a_tensor(recwarn):
+    counts = torch.tensor(COUNTS)
+    module = model(class_counts=counts)
+    module.class_counts.zero_()
+    assert counts.tolist() == COUNTS
+    assert not recwarn
+
+
 def _norms_on_a_rank(rank: int, world: int) -> torch.Tensor:
     x, y = samples()
     rows = slice(0, 17) if rank == 0 else slice(17, 60)
@@ -314,6 +360,17 @@ def test_the_callback_leaves_training_alone(tmp_path):
     assert torch.equal(*states)
 
 
+class GoesAround(Classifier):
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.loss(self.network(batch[0]), batch[1]))
+
+
+def test_the_callback_warns_where_forward_is_not_called(tmp_path):
+    run = trainer(tmp_path, callbacks=[LogitAdjustment()])
+    with pytest.warns(UserWarning, match="LogitAdjustment did nothing: GoesAround"):
+        run.validate(GoesAround(nn.Linear(6, 4), 4), datamodule=Data(), verbose=False)
+
+
 def test_compare_adjustments(tmp_path):
     module = model()
     run = trainer(tmp_path, callbacks=[CompareAdjustments(gamma=0.5, tau=1.0)], max_epochs=2)
@@ -384,12 +441,17 @@ def test_bad_use(tmp_path):
     loader = DataLoader(TensorDataset(x, y), batch_size=16)
     with pytest.raises(ValueError, match="MLA needs class_counts"):
         trainer(tmp_path).fit(model(), loader)
+    with pytest.raises(ValueError, match="MLA needs class_counts"):
+        model().eval()(x)
     with pytest.raises(ValueError, match=r"the batch's labels must be in 0\.\.3, got 4"):
         trainer(tmp_path).fit(model(class_counts=COUNTS), DataLoader(TensorDataset(x, y + 1), batch_size=60))
     with pytest.raises(ValueError, match="LogitAdjustment needs class_counts"):
         trainer(tmp_path, callbacks=[LogitAdjustment()]).validate(Classifier(nn.Linear(6, 4), 4), loader, verbose=False)
     with pytest.raises(ValueError, match="MLA adjusts its logits itself"):
         trainer(tmp_path, callbacks=[LogitAdjustment()]).validate(model(), datamodule=Data(), verbose=False)
+    twice = [LogitAdjustment(class_counts=COUNTS), LogitAdjustment("additive", class_counts=COUNTS)]
+    with pytest.raises(ValueError, match="several LogitAdjustment"):
+        trainer(tmp_path, callbacks=twice).validate(Classifier(nn.Linear(6, 4), 4), loader, verbose=False)
     with pytest.raises(ValueError, match="class_counts must have shape"):
         LogitAdjustment(class_counts=[1, 2]).adjusted(torch.zeros(1, 3))
     with pytest.raises(TypeError, match="forward that returns logits"):
