@@ -70,8 +70,14 @@ def imbalanced_class_counts(
 
 
 def class_counts(targets: Tensor, num_classes: int) -> Tensor:
-    """Samples of each class, int64 [num_classes]; unknown labels (negative) are not counted."""
+    """Samples of each class, int64 [num_classes]; unknown labels (negative) are not counted.
+
+    Raises:
+        ValueError: a target is not below ``num_classes``.
+    """
     targets = torch.as_tensor(targets)
+    if targets.numel() and int(targets.max()) >= num_classes:
+        raise ValueError(f"targets must be below num_classes={num_classes}, got {int(targets.max())}.")
     return torch.bincount(targets[targets >= 0], minlength=num_classes)
 
 

@@ -46,6 +46,12 @@ def test_counts_leave_unknown_labels_out():
 TARGETS = torch.tensor([3] * 900 + [0] * 90 + [5] * 10 + [-1] * 50)
 
 
+@pytest.mark.bad_input
+def test_counts_of_a_class_that_there_is_not():
+    with pytest.raises(ValueError, match="targets must be below num_classes=3, got 5"):
+        class_counts(torch.tensor([0, 5]), 3)
+
+
 def shares(sampler, epochs: int = 20) -> list[float]:
     drawn = []
     for epoch in range(epochs):
