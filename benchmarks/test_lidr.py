@@ -46,9 +46,9 @@ WORDS = [f"w{i}" for i in range(100)]
 
 
 @pytest.mark.shapes(prompts_32={"prompts": 32, "new": 24})
-@pytest.mark.parametrize("batch_size", [32, 1], ids=["ours", "plain"])
-def test_generation(measure, shape: dict[str, int], batch_size: int, device: torch.device):
+@pytest.mark.parametrize("form", [32, 1], ids=["ours", "plain"])
+def test_generation(measure, shape: dict[str, int], form: int, device: torch.device):
     tokenizer = word_tokenizer(WORDS)
     model = tiny_causal_lm(tokenizer, width=64, positions=96, eos_token_id=None, initializer_range=0.3).to(device)
     prompts = [" ".join(WORDS[i : i + 1 + i % 16]) for i in range(shape["prompts"])]
-    measure(lambda: generate_text(model, tokenizer, prompts, batch_size=batch_size, max_new_tokens=shape["new"]))
+    measure(lambda: generate_text(model, tokenizer, prompts, batch_size=form, max_new_tokens=shape["new"]))
