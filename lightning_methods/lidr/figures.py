@@ -34,12 +34,12 @@ def _panel(axis: Axes, metrics: dict[str, dict[str, Any]], title: str, label: bo
     if label:
         # Written at the first models, where the languages are furthest apart.
         for language, (name, color, means) in ends.items():
-            offset = 9 if language == "en" else -16
+            offset = -17 if language == "en" else 9
             axis.annotate(name, (steps[0], means[0]), xytext=(2, offset), textcoords="offset points", color=color)
     away = [metrics[f"m{step}/off_target_de"]["mean"] for step in steps]
     axis.fill_between(steps, away, color="#B9B9B9", alpha=0.55, lw=0, zorder=0)
     if label:
-        axis.annotate("off-language answers", (steps[-1], 0.02), ha="right", fontsize=8.5, color="#5A5A5A")
+        axis.annotate("off-language answers", (steps[0] + 0.05, 0.03), fontsize=8.5, color="#5A5A5A")
     axis.set_title(title, fontsize=10.5, color=INK)
     axis.set_xticks(steps, [f"M{step}" for step in steps])
     axis.set_xlim(steps[0] - 0.12, steps[-1] + 0.12)
@@ -60,7 +60,6 @@ def figure(results: dict[str, Any], folder: Path) -> Figure:
     for i, (axis, (run, title)) in enumerate(zip(axes, shown.items(), strict=True)):
         _panel(axis, results["runs"][run], title, label=i == 0)
     axes[0].set_ylabel("share of right answers")
-    drawing.suptitle("A bilingual model that teaches itself", color=INK, fontsize=12.5)
     drawing.supxlabel(
         f"model after each iteration; thin lines: {len(results['seeds'])} seeds; grey: weaker-language answers in the "
         "other language",
