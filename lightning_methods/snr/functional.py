@@ -7,7 +7,6 @@ A_i.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Sequence
 
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..core.checks import check_choice, check_range, check_shape
 from ..core.layers import LayerPair, find_layer_pairs
+from ..core.teacher import frozen_copy
 
 __all__ = [
     "LayerPair",
@@ -409,7 +409,7 @@ def fresh_layer(layer: nn.Module, init: str = "module", generator: torch.Generat
         # The twin shares everything with the layer but parameters, buffers and children, which it may re-initialise.
         twin = object.__new__(type(layer))
         twin.__dict__.update(layer.__dict__)
-        twin._modules = copy.deepcopy(layer._modules)
+        twin._modules = {name: m if m is None else frozen_copy(m) for name, m in layer._modules.items()}
         twin._parameters = {name: nn.Parameter(torch.zeros_like(p), p.requires_grad) for name, p in parameters.items()}
         twin._parameters.update({name: None for name, p in layer._parameters.items() if p is None})
         twin._buffers = {name: None if b is None else b.clone() for name, b in layer._buffers.items()}
