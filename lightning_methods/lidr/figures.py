@@ -33,9 +33,8 @@ def _panel(axis: Axes, metrics: dict[str, dict[str, Any]], title: str, label: bo
         ends[language] = (name, color, means)
     if label:
         # Written at the first models, where the languages are furthest apart.
-        for language, (name, color, means) in ends.items():
-            offset = -17 if language == "en" else 9
-            axis.annotate(name, (steps[0], means[0]), xytext=(2, offset), textcoords="offset points", color=color)
+        for name, color, means in ends.values():
+            axis.annotate(name, (steps[0], means[0]), xytext=(2, -17), textcoords="offset points", color=color)
     away = [metrics[f"m{step}/off_target_de"]["mean"] for step in steps]
     axis.fill_between(steps, away, color="#B9B9B9", alpha=0.55, lw=0, zorder=0)
     if label:

@@ -63,6 +63,7 @@ class LIDR(MethodModule):
         ValueError: an argument is out of range, or does not go with the reference mode.
 
     Example:
+        >>> from lightning_methods.lidr import PreferenceBatch
         >>> from lightning_methods.text import tiny_causal_lm
         >>> module = LIDR(tiny_causal_lm(20))
         >>> ids, mask = torch.tensor([[7, 8, 9]]), torch.ones(1, 3, dtype=torch.long)
