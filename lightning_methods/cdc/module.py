@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from ..core.clustering import kmeans
 from ..core.distributed import broadcast, gather, gather_slice, mean_over_ranks, rank, sum_over_ranks, world_size
 from ..core.losses import at_least_float32
 from ..core.manual import ManualOptimization
+from ..core.modes import evaluating
 from ..core.module import MethodModule
 from ..core.module import feature_dim as width_of
 from ..core.random import make_generator
@@ -145,7 +145,7 @@ class _DeepClustering(ManualOptimization, MethodModule):
         whole = hasattr(data, "train_eval_dataloader")
         loader = data.train_eval_dataloader() if whole else self.trainer.train_dataloader
         features, rows, start = [], [], 0
-        with _evaluation_mode(self.backbone), self.trainer.precision_plugin.forward_context():
+        with evaluating(self.backbone), self.trainer.precision_plugin.forward_context():
             for index, batch in enumerate(loader):
                 x = _clean_view(batch)
                 # The un-augmented loader gives every process everything: take turns. Training loaders are shared out.
@@ -265,18 +265,6 @@ class _DeepClustering(ManualOptimization, MethodModule):
         """Cluster probabilities of the last head, [B, C]."""
         head = getattr(self, list(self.heads.values())[-1])
         return at_least_float32(head(self.features(_clean_view(batch)))).softmax(dim=1)
-
-
-@contextmanager
-def _evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards every submodule is in the mode it was in."""
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _clean_view(batch: Any) -> Tensor:

@@ -12,11 +12,14 @@ __all__ = ["evaluating"]
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(*modules: nn.Module, grad: bool = False) -> Iterator[None]:
     """Eval mode and no gradient inside; afterwards every submodule is in the mode that it was in.
 
+    ``module.train(before)`` would not do: it wakes submodules that are frozen in eval mode.
+
     Args:
-        module: any module.
+        *modules: any modules.
+        grad: leave gradients as they are outside.
 
     Example:
         >>> net = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2).eval())
@@ -26,10 +29,11 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         >>> [part.training for part in net]
         [True, False]
     """
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
+    modes = {part: part.training for module in modules for part in module.modules()}
+    for module in modules:
+        module.eval()
     try:
-        with torch.no_grad():
+        with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
             yield
     finally:
         for part, mode in modes.items():

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..core.checks import check_choice, check_finite, check_labels, check_range, check_same_rows, check_shape
 from ..core.losses import at_least_float32
+from ..core.modes import evaluating
 from ..core.neighbors import knn, pairwise_distances
 from ..core.ordering import ranks
 
@@ -534,22 +535,16 @@ def saliency_map(
         ValueError: shapes do not fit.
     """
     batch = check_shape("images", images, "batch channels height width")["batch"]
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.enable_grad():
-            images = images.detach().clone().requires_grad_()
-            scores = model(images)
-            classes = check_shape("model(images)", scores, "batch classes", batch=batch)["classes"]
-            if target is not None:
-                check_labels("target", target, classes, batch=batch)
-                score = scores.gather(1, target[:, None])
-            else:
-                score = scores.amax(dim=1)
-            gradient = torch.autograd.grad(score.sum(), images)[0]
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with torch.enable_grad(), evaluating(model, grad=True):
+        images = images.detach().clone().requires_grad_()
+        scores = model(images)
+        classes = check_shape("model(images)", scores, "batch classes", batch=batch)["classes"]
+        if target is not None:
+            check_labels("target", target, classes, batch=batch)
+            score = scores.gather(1, target[:, None])
+        else:
+            score = scores.amax(dim=1)
+        gradient = torch.autograd.grad(score.sum(), images)[0]
     saliency = gradient.abs().amax(dim=1)
     low, high = saliency.amin(dim=(1, 2), keepdim=True), saliency.amax(dim=(1, 2), keepdim=True)
     spread = high - low

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.checks import check_choice
+from ..core.modes import evaluating
 from .bert import grow_bert
 from .functional import DepthMode, Split
 from .growth import Growth, NewBlock, NewBlockInit
@@ -340,16 +341,11 @@ def max_output_difference(source: nn.Module, target: nn.Module, *inputs: Any) ->
     Raises:
         ValueError: the outputs do not correspond.
     """
-    modes = [(layer, layer.training) for network in (source, target) for layer in network.modules()]
     outputs = []
-    try:
+    with evaluating(source, target):
         for network in (source, target):
-            network.eval()
             keywords = len(inputs) == 1 and isinstance(inputs[0], Mapping)
             outputs.append(_tensors(network(**inputs[0]) if keywords else network(*inputs)))
-    finally:
-        for layer, mode in modes:
-            layer.training = mode
     if len(outputs[0]) != len(outputs[1]) or not outputs[0]:
         raise ValueError(f"the networks give {len(outputs[0])} and {len(outputs[1])} tensors, which do not correspond.")
     differences = []

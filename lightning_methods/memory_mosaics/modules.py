@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..core.checks import check_choice, check_range
+from ..core.modes import evaluating
 from .functional import (
     carry_average,
     complex_linear_weight,
@@ -366,7 +367,6 @@ class _LanguageModel(nn.Module):
         """The part of the text that the model can see."""
         return input_ids
 
-    @torch.no_grad()
     def generate(
         self,
         input_ids: Tensor,
@@ -398,12 +398,8 @@ class _LanguageModel(nn.Module):
             check_range("top_k", top_k, 1)
         if input_ids.dim() != 2 or input_ids.shape[1] == 0:
             raise ValueError(f"input_ids must have shape [batch, time >= 1], got {list(input_ids.shape)}.")
-        training = self.training
-        self.eval()
-        try:
+        with evaluating(self):
             return self._generate(input_ids, max_new_tokens, temperature, top_k, eos_token_id, generator)
-        finally:
-            self.train(training)
 
     def _generate(
         self,

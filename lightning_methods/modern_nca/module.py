@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..core.checks import check_choice, check_range, check_same_rows, check_shape, values_visible
 from ..core.distributed import rank
+from ..core.modes import evaluating
 from .functional import (
     neighbor_weights,
     rows_outside,
@@ -137,7 +138,6 @@ class ModernNCA(CandidateModule):
         keys = self._candidate_embeddings()
         return self._predict(self.embed(x), keys, self.candidate_y, chunk_size=self.inference_chunk_size)
 
-    @torch.no_grad()
     def explain(self, x: Tensor, k: int = 5) -> tuple[Tensor, Tensor]:
         """The stored rows on which a prediction rests, in eval mode whatever the module's mode is.
 
@@ -153,14 +153,8 @@ class ModernNCA(CandidateModule):
         """
         self.require_candidates()
         options = {"temperature": self.temperature, "distance": self.distance, "chunk_size": self.inference_chunk_size}
-        training = [module for module in self.modules() if module.training]
-        for module in training:
-            module.training = False
-        try:
+        with evaluating(self):
             return neighbor_weights(self.embed(x), self._candidate_embeddings(), k, **options)
-        finally:
-            for module in training:
-                module.training = True
 
     # training
 

@@ -5,8 +5,7 @@ The authors released no code for these maps; they follow the paper's description
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 from ..core.batches import PopTBatch
 from ..core.checks import check_range, check_shape, values_visible
 from ..core.losses import at_least_float32
+from ..core.modes import evaluating
 from .functional import attention_rollout, corrupt_channels
 from .modules import PopulationTransformer
 
@@ -34,18 +34,6 @@ def _transformer(model: nn.Module) -> PopulationTransformer:
     if not isinstance(inner, PopulationTransformer):
         raise ValueError(f"model must be a PopulationTransformer or hold one as .model, got {type(model).__name__}.")
     return inner
-
-
-@contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradient inside; afterwards the mode is what it was."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
 
 
 def channel_task_batch(batch: PopTBatch, p: float = 0.1, generator: torch.Generator | None = None) -> PopTBatch:
@@ -125,7 +113,7 @@ def channel_connectivity(model: nn.Module, batch: Any, chunk_size: int = 16) -> 
         return (each * scored).sum(dim=1) / scored.sum(dim=0)
 
     alone = torch.eye(size, dtype=torch.bool, device=batch.x.device)
-    with _quiet(transformer):
+    with evaluating(transformer):
         whole = loss(torch.zeros_like(alone[:1]))
         without = torch.cat([loss(removed) for removed in alone.split(chunk_size)])
     return (without - whole).masked_fill(alone, 0.0)
@@ -167,7 +155,7 @@ def channel_importance(model: nn.Module, batch: Any) -> Tensor:
         [B, S], non-negative, 0 at padding; what is missing to 1 is [CLS] itself.
     """
     transformer = _transformer(model)
-    with _quiet(transformer):
+    with evaluating(transformer):
         output = transformer(batch.x, batch.coords, batch.seq_id, batch.pad_mask, return_attention=True)
     return attention_rollout(output.attention)[:, 0, 1:]
 

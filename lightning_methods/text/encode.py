@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..core.checks import check_choice, check_range
 from ..core.io import cached_tensors
+from ..core.modes import evaluating
 from .pooling import POOLINGS, pool_hidden
 
 __all__ = ["encode_texts"]
@@ -114,10 +115,8 @@ def _encode(
         model.to(device)
     place = next(iter(model.parameters())).device
     longest_first = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-    training = model.training
-    model.eval()
     parts = []
-    try:
+    with evaluating(model):
         for start in range(0, len(texts), batch_size):
             chunk = [texts[i] for i in longest_first[start : start + batch_size]]
             tokens = tokenizer(chunk, padding=True, return_tensors="pt", **truncate)
@@ -125,8 +124,6 @@ def _encode(
             hidden = model(input_ids=ids, attention_mask=mask).last_hidden_state
             pooled = pool_hidden(hidden, mask, pooling).float()
             parts.append((F.normalize(pooled, dim=-1) if normalize else pooled).cpu())
-    finally:
-        model.train(training)
     embeddings = torch.cat(parts)
     result = torch.empty_like(embeddings)
     result[torch.tensor(longest_first)] = embeddings

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..core.checks import check_range
+from ..core.modes import evaluating
 from .prompts import chat_prompt, pad_batch
 
 __all__ = ["TextGenerator", "generate_text"]
@@ -76,16 +77,12 @@ def generate_text(
         raise ValueError(f"prompt {next(i for i, ids in enumerate(encoded) if not ids)} has no token.")
     order = sorted(range(len(texts)), key=lambda i: -len(encoded[i]))
     answers = [""] * len(texts)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for first in range(0, len(order), batch_size):
             rows = order[first : first + batch_size]
             new = _generate(model, tokenizer, [encoded[i] for i in rows], max_new_tokens, kwargs)
             for i, text in zip(rows, tokenizer.batch_decode(new, skip_special_tokens=True), strict=True):
                 answers[i] = text
-    finally:
-        model.train(training)
     return answers
 
 
@@ -114,6 +111,5 @@ def _generate(
     options = {"do_sample": False, "use_cache": True, "pad_token_id": pad, "max_new_tokens": room, **kwargs}
     if not options["do_sample"]:
         options = {"temperature": None, "top_p": None, "top_k": None, **options}
-    with torch.no_grad():
-        out = model.generate(input_ids=ids, attention_mask=mask, **options)
+    out = model.generate(input_ids=ids, attention_mask=mask, **options)
     return out[:, ids.shape[1] :]

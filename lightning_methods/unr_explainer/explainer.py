@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..core.checks import check_range, check_shape
 from ..core.distributed import rank, world_size
+from ..core.modes import evaluating
 from ..core.random import make_generator
 from ..graph.ops import check_edge_index, has_reverse, neighbor_lists
 from ..graph.types import Graph
@@ -300,18 +301,9 @@ class UNRExplainer:
 
     # embeddings
 
-    @contextmanager
-    def _evaluation(self):
+    def _evaluation(self) -> AbstractContextManager:
         """Eval mode and no gradient inside the block."""
-        modes = {module: module.training for module in self.encoder.modules()} if self._is_module else {}
-        if self._is_module:
-            self.encoder.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        return evaluating(*([self.encoder] if self._is_module else []))
 
     @property
     def _is_module(self) -> bool:
