@@ -98,13 +98,15 @@ class _DeepClustering(ManualOptimization, MethodModule):
     # initialisation
 
     def setup(self, stage: str) -> None:
-        """Load the pretrained encoder, and make room for all classes of the data in the metrics."""
+        """Load the pretrained encoder, and make room for all classes of the data in the metrics.
+
+        A resumed fit reads its own checkpoint after this.
+        """
         data = getattr(self.trainer, "datamodule", None)
         classes = getattr(data, "num_classes", None)
         if isinstance(classes, int) and classes > self._num_classes:
             self._make_metrics(classes)
-        fresh = not self.heads_initialized and not self.trainer.ckpt_path
-        if stage == "fit" and self.init_from is not None and fresh:
+        if stage == "fit" and self.init_from is not None and not self.heads_initialized:
             load_submodule(self.init_from, "backbone", self.backbone)
 
     def on_train_start(self) -> None:

@@ -262,8 +262,8 @@ class PopTFinetuning(DecodingModule):
         model.token_cls_head.requires_grad_(False)
 
     def setup(self, stage: str) -> None:
-        """Load the pretrained transformer when a fit begins, unless the fit goes on from a checkpoint of its own."""
-        if stage == "fit" and self.checkpoint is not None and not self.trainer.ckpt_path:
+        """Load the pretrained transformer when a fit begins; a resumed one reads its own checkpoint after this."""
+        if stage == "fit" and self.checkpoint is not None:
             load_pretrained(self.model, self.checkpoint)
 
     def configure_optimizers(self) -> Any:
