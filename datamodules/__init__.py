@@ -7,6 +7,7 @@ from lightning_methods._lazy import attach
 if TYPE_CHECKING:
     from .base import ArrayDataset as ArrayDataset
     from .base import BaseDataModule as BaseDataModule
+    from .base import BatchDataset as BatchDataset
     from .continual import ContinualDataModule as ContinualDataModule
     from .dynamics import MoonWindows as MoonWindows
     from .dynamics import ThreeMoonsDataModule as ThreeMoonsDataModule

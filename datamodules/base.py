@@ -18,7 +18,15 @@ from lightning_methods.core.checks import check_choice, check_range
 
 from . import long_tail
 
-__all__ = ["ArrayDataset", "BaseDataModule", "EpochSampler", "as_float_image", "collate", "stratified_parts"]
+__all__ = [
+    "ArrayDataset",
+    "BaseDataModule",
+    "BatchDataset",
+    "EpochSampler",
+    "as_float_image",
+    "collate",
+    "stratified_parts",
+]
 
 # dataset -> dataset. No argument types: with them jsonargparse would look for subclasses of the result.
 Modifier = Callable
@@ -253,6 +261,36 @@ class ArrayDataset(Dataset):
             else:
                 fields[name] = torch.full_like(rows, -1) if isinstance(rows, Tensor) else -1
         return self.batch_type(**fields)
+
+
+class BatchDataset(ArrayDataset):
+    """Samples that are made a batch at a time: subclasses implement :meth:`make`.
+
+    Random numbers in it depend on the seed, the epoch and the places of the samples in the source.
+    """
+
+    def make(self, rows: Tensor) -> Any:
+        """A batch: a tuple or a mapping of tensors with the samples as rows.
+
+        Args:
+            rows: int64 [B].
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement make.")
+
+    def __getitem__(self, row: int) -> Any:
+        row = int(row)
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of a data set of {len(self)}.")
+        batch = self.__getitems__([row % len(self)])
+        if isinstance(batch, dict):
+            return {name: value[0] for name, value in batch.items()}
+        return tuple(value[0] for value in batch)
+
+    def __getitems__(self, rows: Sequence[int]) -> Any:
+        """A batch for a loader."""
+        rows = torch.as_tensor(rows)
+        with seeded(hash((self.seed, self.epoch, *self.indices[rows].tolist()))):
+            return self.make(rows)
 
 
 def concatenate(datasets: Sequence[ArrayDataset]) -> ArrayDataset:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_methods.core.checks import check_choice, check_range
 
-from .base import ArrayDataset, BaseDataModule, seeded
+from .base import ArrayDataset, BaseDataModule, BatchDataset
 
 __all__ = ["MoonWindows", "ThreeMoonsDataModule", "moon_periods", "moon_positions"]
 
@@ -69,7 +69,7 @@ def moon_positions(time: Tensor, periods: Tensor, observer: str = "sun") -> Tens
     return position.flatten(2).float()
 
 
-class MoonWindows(ArrayDataset):
+class MoonWindows(BatchDataset):
     """Windows of trajectories: ``(x, y)``, float32 [T, 6] both, y one step later.
 
     A training window has a random triple of periods and a random start, drawn anew in every epoch.
@@ -94,25 +94,17 @@ class MoonWindows(ArrayDataset):
         seed: int = 0,
         first: int = 0,
     ) -> None:
-        super().__init__(torch.arange(size), torch.zeros(size), num_classes=0, seed=seed)
-        self.first = first
+        numbers = torch.arange(first, first + size)
+        super().__init__(numbers, torch.zeros(size), num_classes=0, indices=numbers, seed=seed)
         self.periods = periods
         self.block_size = block_size
         self.rate = rate
         self.observer = observer
 
-    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
-        row = int(row)
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of a data set of {len(self)}.")
-        x, y = self.__getitems__([row % len(self)])
-        return x[0], y[0]
-
-    def __getitems__(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch; it depends on the seed, the epoch and its rows."""
-        with seeded(hash((self.seed, self.epoch, *(self.first + int(row) for row in rows)))):
-            triple = torch.randint(len(self.periods), (len(rows),))
-            start = torch.randint(TRAJECTORY - 2 * self.block_size - 1, (len(rows), 1))
+    def make(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Windows; each batch has its own periods and starts."""
+        triple = torch.randint(len(self.periods), (len(rows),))
+        start = torch.randint(TRAJECTORY - 2 * self.block_size - 1, (len(rows), 1))
         time = (start + torch.arange(self.block_size + 1)) / self.rate
         position = moon_positions(time, self.periods[triple], self.observer)
         return position[:, :-1], position[:, 1:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from lightning_methods.core.checks import check_range
 from lightning_methods.core.random import make_generator
 
-from .base import ArrayDataset, BaseDataModule
+from .base import ArrayDataset, BaseDataModule, BatchDataset
 
 __all__ = ["DFASequences", "InContextDFADataModule", "sample_automata", "sample_strings"]
 
@@ -91,7 +90,7 @@ def sample_strings(
     return torch.stack(tokens, dim=1), after, after.float() / after.sum(dim=2, keepdim=True)
 
 
-class DFASequences(ArrayDataset):
+class DFASequences(BatchDataset):
     """Sequences with what may follow at every position.
 
     A sample is a mapping: ``input_ids`` and ``labels`` (the same; a causal model shifts them) int64 [T], ``legal_mask``
@@ -110,15 +109,8 @@ class DFASequences(ArrayDataset):
         second_half = torch.arange(tokens.shape[1]) >= tokens.shape[1] // 2
         self.extras["scored"] = (follows != separator) & second_half
 
-    def __getitem__(self, row: int) -> dict[str, Tensor]:
-        row = int(row)
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of a data set of {len(self)}.")
-        return {name: value[0] for name, value in self.__getitems__([row % len(self)]).items()}
-
-    def __getitems__(self, rows: Sequence[int]) -> dict[str, Tensor]:
+    def make(self, rows: Tensor) -> dict[str, Tensor]:
         """A batch without a loop over its samples."""
-        rows = torch.as_tensor(rows)
         tokens = self.source[self.indices[rows]]
         return {
             "input_ids": tokens,

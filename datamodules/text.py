@@ -21,7 +21,7 @@ from lightning_methods.core.checks import check_choice, check_range, check_shape
 from lightning_methods.core.io import read_jsonl
 from lightning_methods.lidr.data import ToyWorld
 
-from .base import ArrayDataset, BaseDataModule, seeded
+from .base import ArrayDataset, BaseDataModule, BatchDataset
 
 __all__ = [
     "MaskedBlocks",
@@ -215,7 +215,7 @@ def mask_tokens(
     return seen, torch.where(chosen, input_ids, -100)
 
 
-class MaskedBlocks(ArrayDataset):
+class MaskedBlocks(BatchDataset):
     """Blocks of tokens that are masked anew in every epoch of training, and always alike in evaluation.
 
     A sample is ``{"input_ids", "attention_mask", "labels"}``; a loader fetches whole batches without a loop.
@@ -239,19 +239,9 @@ class MaskedBlocks(ArrayDataset):
         self.vocab_size = len(tokenizer)
         self.mask_rate = mask_rate
 
-    def __getitem__(self, row: int) -> dict[str, Tensor]:
-        row = int(row)
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of a data set of {len(self)}.")
-        return {name: value[0] for name, value in self._masked([row % len(self)]).items()}
-
-    def __getitems__(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """A batch; its masks depend on the seed, the epoch and its rows."""
-        with seeded(hash((self.seed, self.epoch, *map(int, rows)))):
-            return self._masked(rows)
-
-    def _masked(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        positions = self.indices[torch.as_tensor(rows)].numpy()
+    def make(self, rows: Tensor) -> dict[str, Tensor]:
+        """Blocks with fresh masks."""
+        positions = self.indices[rows].numpy()
         tokens = torch.from_numpy(np.asarray(self.source[positions]).astype(np.int64))
         first, last = (tokens.new_full((len(tokens), 1), end) for end in self.ends)
         tokens = torch.cat([first, tokens, last], dim=1)
@@ -552,7 +542,7 @@ class _Stream:
         return {**self.__dict__, "_tokens": None}  # a pickle of the map would be all of the file
 
 
-class TokenWindows(ArrayDataset):
+class TokenWindows(BatchDataset):
     """Windows of a token stream: ``(x, y)``, int64 [T] both, y the next tokens.
 
     Args:
@@ -570,20 +560,12 @@ class TokenWindows(ArrayDataset):
         self.stream = stream
         self.block_size = block_size
 
-    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
-        row = int(row)
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of a data set of {len(self)}.")
-        x, y = self.__getitems__([row % len(self)])
-        return x[0], y[0]
-
-    def __getitems__(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch; the places of random windows depend on the seed, the epoch and the rows."""
+    def make(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Windows: at random places, or one after the other."""
         if self.random:
-            with seeded(hash((self.seed, self.epoch, *map(int, rows)))):
-                starts = torch.randint(len(self.stream) - self.block_size, (len(rows),))
+            starts = torch.randint(len(self.stream) - self.block_size, (len(rows),))
         else:
-            starts = self.indices[torch.as_tensor(rows)] * self.block_size
+            starts = self.indices[rows] * self.block_size
         tokens = self.stream.windows(starts, self.block_size + 1)
         return tokens[:, :-1], tokens[:, 1:]
 
