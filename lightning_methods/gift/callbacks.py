@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from lightning.pytorch.utilities.seed import isolate_rng
-from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core.checks import check_range
-from ..core.distributed import broadcast
+from ..core.first_stage import FirstStage
 from ..core.module import Classifier
 
 __all__ = ["TeacherTraining"]
 
 
-class TeacherTraining(Callback):
+class TeacherTraining(FirstStage):
     """Train the module's ``teacher`` by cross-entropy on the full data before the student starts.
 
     It acts once, at the start of the fit: the teacher is thawed, trained with an optimiser and data of its own, frozen
@@ -50,6 +44,8 @@ class TeacherTraining(Callback):
         ValueError: the module has no teacher, or the strategy splits it over the devices.
     """
 
+    network_name = "teacher"
+
     def __init__(
         self,
         data: LightningDataModule,
@@ -58,12 +54,7 @@ class TeacherTraining(Callback):
         lr_scheduler: LRSchedulerCallable | None = None,
         seed: int | None = None,
     ) -> None:
-        check_range("epochs", epochs, 1)
-        self.data = data
-        self.epochs = epochs
-        self.optimizer_factory = optimizer
-        self.lr_scheduler_factory = lr_scheduler
-        self.seed = seed
+        super().__init__(data, epochs, optimizer, lr_scheduler, seed)
         self.trained = False
         self.accuracy = float("nan")
         self._saved = False
@@ -81,20 +72,13 @@ class TeacherTraining(Callback):
                 f"TeacherTraining cannot train a teacher that {type(trainer.strategy).__name__} splits over the "
                 "devices: train it in a run of its own and load it by `load_network`."
             )
-        shown = trainer.is_global_zero and trainer.progress_bar_callback is not None
-        epochs = range(1 if trainer.fast_dev_run else self.epochs)
-        with isolate_rng():
-            self._set_seed()
+        with self.own_random_numbers():
             train, evaluation = self._loaders(trainer)
             teacher.requires_grad_(True)
             try:
-                self._train(
-                    teacher, train, track(epochs, description="Training the teacher", disable=not shown, transient=True)
-                )
+                self.train(trainer, teacher, lambda batch: _cross_entropy(teacher, batch), train)
             finally:
                 teacher.requires_grad_(False).eval()
-            for value in teacher.state_dict().values():
-                value.copy_(broadcast(value))
             self.accuracy = _accuracy(teacher, evaluation)
         self.trained = True
         rank_zero_info(f"The teacher is trained: accuracy {self.accuracy:.4f}.")
@@ -107,34 +91,12 @@ class TeacherTraining(Callback):
             pl_module.log("teacher/acc", self.accuracy)
 
     def _loaders(self, trainer: Trainer) -> tuple[Iterable, Iterable]:
-        if trainer.local_rank == 0:
-            self.data.prepare_data()
-        trainer.strategy.barrier("TeacherTraining")
+        self.prepare_data(trainer)
         self.data.setup("fit")
         if not is_overridden("test_dataloader", self.data, LightningDataModule):
             return self.data.train_dataloader(), self.data.val_dataloader()
         self.data.setup("test")
         return self.data.train_dataloader(), self.data.test_dataloader()
-
-    def _set_seed(self) -> None:
-        seed = self.seed if self.seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0))
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002 - transforms of other people draw from it
-
-    def _train(self, teacher: nn.Module, loader: Iterable, epochs: Iterable[int]) -> None:
-        teacher.train()
-        optimizer = self.optimizer_factory(list(teacher.parameters()))
-        scheduler = self.lr_scheduler_factory(optimizer) if self.lr_scheduler_factory is not None else None
-        with torch.enable_grad():
-            for _ in epochs:
-                for batch in loader:
-                    x, y = _inputs_and_target(batch, teacher)
-                    F.cross_entropy(teacher(x), y).backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                if scheduler is not None:
-                    scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Whether the checkpoint holds a trained teacher, and how good it is."""
@@ -151,6 +113,11 @@ def _inputs_and_target(batch: Any, network: nn.Module) -> tuple[Tensor, Tensor]:
     parameter = next(network.parameters())
     x, y = move_data_to_device(Classifier.inputs_and_target(batch), parameter.device)
     return (x.to(parameter.dtype) if x.is_floating_point() else x), y
+
+
+def _cross_entropy(network: nn.Module, batch: Any) -> Tensor:
+    x, y = _inputs_and_target(batch, network)
+    return F.cross_entropy(network(x), y)
 
 
 @torch.no_grad()

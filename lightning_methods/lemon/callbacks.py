@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import random
-from collections.abc import Iterable
-
-import numpy as np
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from lightning.pytorch.utilities.seed import isolate_rng
-from rich.progress import track
-from torch import nn
 
-from ..core.checks import check_range
-from ..core.distributed import broadcast
+from ..core.first_stage import FirstStage
 from .module import ExpansionModule
 
 __all__ = ["SourceTraining"]
 
 
-class SourceTraining(Callback):
+class SourceTraining(FirstStage):
     """Train the small network of a :class:`~lightning_methods.lemon.LEMON` module before it is expanded.
 
     It acts once, when the fit is set up, with an optimiser and data of its own and the module's loss; the run's own
@@ -43,6 +34,8 @@ class SourceTraining(Callback):
         ValueError: the module has no source to train.
     """
 
+    network_name = "source"
+
     def __init__(
         self,
         data: LightningDataModule,
@@ -51,12 +44,7 @@ class SourceTraining(Callback):
         lr_scheduler: LRSchedulerCallable | None = None,
         seed: int | None = None,
     ) -> None:
-        check_range("epochs", epochs, 1)
-        self.data = data
-        self.epochs = epochs
-        self.optimizer_factory = optimizer
-        self.lr_scheduler_factory = lr_scheduler
-        self.seed = seed
+        super().__init__(data, epochs, optimizer, lr_scheduler, seed)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Train the source; the module expands it right afterwards."""
@@ -69,41 +57,16 @@ class SourceTraining(Callback):
         source = pl_module.source
         if source is None:
             raise ValueError("SourceTraining needs a source, and the module was built without one.")
-        if trainer.local_rank == 0:
-            self.data.prepare_data()
-        trainer.strategy.barrier("SourceTraining")
+        self.prepare_data(trainer)
         device = trainer.strategy.root_device
-        shown = trainer.is_global_zero and trainer.progress_bar_callback is not None
-        epochs = range(1 if trainer.fast_dev_run else self.epochs)
-        with isolate_rng(), torch.enable_grad():
-            self._set_seed()
+        source.to(device)
+        with self.own_random_numbers():
             self.data.setup("fit")
-            self._train(
-                pl_module,
-                source.to(device),
+            epochs = self.train(
+                trainer,
+                source,
+                lambda batch: pl_module.network_loss(source, move_data_to_device(batch, device)),
                 self.data.train_dataloader(),
-                track(epochs, description="Training the source", disable=not shown, transient=True),
             )
-            for value in source.state_dict().values():
-                value.copy_(broadcast(value))
         source.cpu()
-        rank_zero_info(f"The source is trained: {len(epochs)} epochs.")
-
-    def _set_seed(self) -> None:
-        seed = self.seed if self.seed is not None else int(os.environ.get("PL_GLOBAL_SEED", 0))
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002 - transforms of other people draw from it
-
-    def _train(self, module: ExpansionModule, source: nn.Module, loader: Iterable, epochs: Iterable[int]) -> None:
-        source.train()
-        parameter = next(source.parameters())
-        optimizer = self.optimizer_factory(list(source.parameters()))
-        scheduler = self.lr_scheduler_factory(optimizer) if self.lr_scheduler_factory is not None else None
-        for _ in epochs:
-            for batch in loader:
-                module.network_loss(source, move_data_to_device(batch, parameter.device)).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            if scheduler is not None:
-                scheduler.step()
+        rank_zero_info(f"The source is trained: {epochs} epochs.")

@@ -285,7 +285,7 @@ def test_a_resumed_run_has_the_teacher_of_the_uninterrupted_one(tmp_path, save_t
     trainer.save_checkpoint(tmp_path / "half.ckpt")
     resumed, callback = build()
     trained = []
-    callback._train = lambda *args: trained.append(TeacherTraining._train(callback, *args))
+    callback.train = lambda *args: trained.append(TeacherTraining.train(callback, *args))
     trainer = Trainer(
         accelerator="cpu",
         max_epochs=2,
