@@ -26,3 +26,12 @@ def _shape_checks(request: pytest.FixtureRequest):
     jaxtyping.config.update("jaxtyping_disable", request.node.get_closest_marker("bad_input") is not None)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(autouse=True)
+def _environment_of_one_process():
+    """A test that leaves the variables of a cluster behind makes others, later in the same process, fail."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    assert {name: os.environ.get(name) for name in names} == before

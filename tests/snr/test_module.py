@@ -744,9 +744,11 @@ def test_a_task_is_the_data_modules_epochs():
 
 def _counting_fit(rank: int, world: int, folder: str) -> dict:
     """Two epochs of a task of three, then the third from a checkpoint; nothing is learned, so that counts compare."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
-                      GROUP_RANK="0", TORCHELASTIC_RUN_ID="test")  # fmt: skip
-    strategy = {"devices": world, "strategy": "ddp"} if world > 1 else {"devices": 1}
+    strategy = {"devices": 1}
+    if world > 1:  # one process is that of all tests, whose environment has to stay
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
+                          GROUP_RANK="0", TORCHELASTIC_RUN_ID="test")  # fmt: skip
+        strategy = {"devices": world, "strategy": "ddp"}
     options = {"reload_dataloaders_every_n_epochs": 1, "enable_checkpointing": True, "default_root_dir": folder}
     data = {"epochs_per_task": 3, "num_samples": 64, "batch_size": 16 // world}
     for epochs, path in ((2, None), (3, f"{folder}/last.ckpt")):
